@@ -145,6 +145,13 @@ def test_losses_without_a_place_for_the_ratio_are_refused(settings, said, tmp_pa
         make(tmp_path, config=MacroActionsConfig(), **settings)
 
 
+def test_a_loss_that_is_computed_elsewhere_is_refused(tmp_path) -> None:
+    trainer = make(tmp_path, config=MacroActionsConfig())
+    assert not trainer._unsupported_settings()
+    trainer.use_liger_kernel = True  # without the package, which GRPOConfig asks for
+    assert trainer._unsupported_settings() == ["use_liger_kernel=True, which computes its loss elsewhere: use False"]
+
+
 def test_a_version_without_the_hook_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.delattr(GRPOTrainer, "_get_per_token_logps_and_entropies")
     with pytest.raises(UnsupportedError, match=r"trl: .*GRPOTrainer\._get_per_token_logps_and_entropies, which"):

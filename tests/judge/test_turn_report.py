@@ -151,6 +151,8 @@ def test_files_that_do_not_fit_together(files, tmp_path):
         (other, "o.jsonl", [], r"a\.jsonl:1 and .*other\.jsonl:1 .number 7. begin with different messages"),
         (unscored, "o.jsonl", [], r"--by_scores: .*u\.jsonl:1 has no column 'scores'"),
         (b, "o.jsonl", ["--dry_run"], "--by_scores asks no judge and costs nothing"),
+        (b, "o.jsonl", ["--max_tokens", "64"], "costs nothing: leave --max_tokens out"),
+        (b, "o.jsonl", ["--concurrency", "2"], "costs nothing: leave --concurrency out"),
         (b, "a.jsonl", [], "is the file of --model_name_a"),
     ):
         with pytest.raises(UserError, match=message):

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pad, bos and eos are decided once."""
 
+import errno
 import json
+import shutil
 
 import pytest
 from transformers import ByT5Tokenizer
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
-from dschat.models.tokenizer import end_token_id, load_tokenizer, open_tokenizer, require_same_tokenizer, same_ids
+from dschat.models.tokenizer import end_token_id, load_tokenizer, open_tokenizer, save_tokenizer
+from dschat.models.vocabulary import require_same_tokenizer, same_ids
 from factories import TEXTS, make_tokenizer
 
 
@@ -130,6 +133,28 @@ def test_end_token(tokenizer):
     assert end_token_id(tokenizer, ".") == tokenizer.convert_tokens_to_ids(".")
     with pytest.raises(UserError, match="--end_of_conversation_token 'quick fox' is . tokens"):
         end_token_id(tokenizer, "quick fox")
+
+
+def test_an_end_that_is_the_unknown_token_too():
+    """As in GPT-2's and OPT's vocabularies; other texts that are unknown are refused as such."""
+    tokenizer = make_tokenizer(unk_token="<eos>")
+    assert end_token_id(tokenizer, "<eos>") == tokenizer.eos_token_id
+    tokenizer.encode = lambda text, add_special_tokens: [tokenizer.unk_token_id]
+    with pytest.raises(UserError, match=r"'Zürich' is unknown to this tokenizer; it must be .*for instance '<eos>'"):
+        end_token_id(tokenizer, "Zürich")
+
+
+def test_a_vocabulary_file_that_cannot_be_copied_is_no_success(tmp_path, monkeypatch):
+    make_tokenizer().save_pretrained(tmp_path / "from")
+    (tmp_path / "from" / "tokenizer.model").write_bytes(b"pieces")
+    opened = open_tokenizer(str(tmp_path / "from"), "--m")
+
+    def fail(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_tokenizer(opened, tmp_path / "to")
 
 
 def test_different_tokenizers_are_refused():

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, FalconConfig, FalconForCausalLM
 
 from closeness import WEIGHT_GAP, near
 from dschat.base.errors import UserError
@@ -66,9 +66,12 @@ def test_loss_and_gradients_are_those_of_a_row_each(kind, tmp_path):
 
 
 def test_families_without_positions_are_refused_by_name(tmp_path):
-    engine = Plain(model_of("bloom", tmp_path))
-    with pytest.raises(UserError, match="--packing: bloom models cannot keep packed examples apart"):
-        SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH).prepare(engine)
+    """Falcon's models with ALiBi take position ids and ignore them."""
+    config = FalconConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True)
+    for family, model in (("bloom", model_of("bloom", tmp_path)), ("falcon", FalconForCausalLM(config))):
+        engine = Plain(model)
+        with pytest.raises(UserError, match=f"--packing: {family} models cannot keep packed examples apart"):
+            SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH).prepare(engine)
 
 
 def test_examples_that_see_each_other_are_refused(tmp_path, monkeypatch):

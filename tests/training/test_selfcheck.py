@@ -88,7 +88,7 @@ def test_an_id_that_the_tokenizer_lacks_is_found(models):
 def test_positions_that_count_padding_are_found(group, monkeypatch):
     policy, scalar = frozen_engine_of(make_causal_lm("gpt2")), frozen_engine_of(make_classifier("gpt2"))
     for module in ("models.backbone", "training.selfcheck", "training.scalar_check"):
-        monkeypatch.setattr(f"dschat.{module}.position_ids", lambda *_: {})
+        monkeypatch.setattr(f"dschat.{module}.position_inputs", lambda *_: {})
     with pytest.raises(UserError, match="log-probs with padding differ from those without"):
         check(policy)
     rows = [(random_ids(4, 1), random_ids(4, 2)), (random_ids(4, 3), random_ids(4, 4))]

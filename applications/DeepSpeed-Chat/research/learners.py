@@ -55,6 +55,7 @@ NOTE = (
     "Seconds are those of the learner's own run with its evaluations, beside another run, without the models that it"
     " starts from; best of 16 generates 16 responses for every answer instead, and its KL is an upper bound."
 )
+EOS_PENALTY = 2  # points that a truncated response loses
 BEST_OF = 16
 BATCH = 64  # sequences of a forward pass
 
@@ -92,7 +93,7 @@ def train_learners(folder: Path, seed: int, scale: ReviewScale) -> None:
     dpo = supervised_flags(pairs, scale.data_split, sft, folder / DPO, 1, 2 * scale.batch)
     commands = [("dpo", [*dpo, *DPO_FLAGS, *common])]
     for name, flags in LEARNERS.items():
-        shared = ppo_flags(data, sft, reward, folder / name, scale, ONE)
+        shared = ppo_flags(data, sft, reward, folder / name, scale, ONE, EOS_PENALTY)
         commands.append(("ppo", [*shared, *step3_flags(flags, sft, scale), *common]))
     print(f"== {len(commands)} learners, two at a time", flush=True)
     run_steps(commands)

@@ -93,8 +93,14 @@ def make_trainer(job: ContenderJob, steps: StepMeter) -> PPOTrainer:
 
 
 def make_config(job: ContenderJob) -> PPOConfig:
-    """TRL's settings for this work."""
+    """TRL's settings for this work.
+
+    Raises:
+        ValueError: a rollout has several updates; TRL derives the batch from the numbers of micro-batches.
+    """
     work = job.work
+    if work.updates != 1:
+        raise ValueError("TRL's PPOTrainer makes one update of a rollout here: use updates=1")
     return PPOConfig(
         output_dir=str(Path(job.folder) / "run"),
         per_device_train_batch_size=work.micro_batch,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 # Resamples and seed of every bootstrap: the same file gives the same interval.
 RESAMPLES = 9999
+NUMBERS_AT_ONCE = 4_000_000  # of resampled items, 32 MB in each of a few arrays
 SEED = 1234
 # Description of the intervals of win rates in report.json.
 INTERVALS = {
@@ -181,23 +182,23 @@ def bootstrap_ratio(numerators: Iterable[float], denominators: Iterable[float]) 
     import numpy as np
     from scipy.stats import bootstrap
 
-    above = np.array(list(numerators), dtype=np.float64)
-    below = np.array(list(denominators), dtype=np.float64)
-    if len(above) == 0:
+    amounts = np.array(list(numerators), dtype=np.float64)
+    sizes = np.array(list(denominators), dtype=np.float64)
+    if len(amounts) == 0:
         return None
-    value = float(above.sum() / below.sum())
-    if len(set((above / below).tolist())) < 2:
+    value = float(amounts.sum() / sizes.sum())
+    if len(set((amounts / sizes).tolist())) < 2:
         return Rate(value)
 
-    def ratio(above: Any, below: Any, axis: int = -1) -> Any:
-        return above.sum(axis=axis) / below.sum(axis=axis)
+    def ratio(amounts: Any, sizes: Any, axis: int = -1) -> Any:
+        return amounts.sum(axis=axis) / sizes.sum(axis=axis)
 
     interval = bootstrap(
-        (above, below),
+        (amounts, sizes),
         ratio,
         paired=True,
         n_resamples=RESAMPLES,
-        batch=max(1, 4_000_000 // len(above)),
+        batch=max(1, NUMBERS_AT_ONCE // len(amounts)),
         method="percentile",
         rng=np.random.default_rng(SEED),
     ).confidence_interval

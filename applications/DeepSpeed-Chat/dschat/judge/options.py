@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of `dschat judge` and `dschat judge-turns`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -19,13 +19,7 @@ from dschat.settings.flags import AT_LEAST_0, flag, flags_of
 from dschat.settings.rules import Check, Rules
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
-
-
 BY_SCORES = "--by_scores"
-
-
-# Flags of `dschat judge-turns` that say nothing without a judge.
-JUDGE_ONLY = ("judge_model", "sk", "single_order", "dry_run", "cache", "price_in", "price_out", "max_cost")
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -104,14 +98,16 @@ def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
 
 
 def _check_scores_need_no_judge(options: "TurnOptions") -> None:
-    """Raise UserError for --by_scores with a flag of the judge."""
+    """Raise UserError for --by_scores with a flag of the judge; an address in the environment is none."""
     if not options.turns.by_scores:
         return
     values = options.flat()
     flags = flags_of(TurnOptions)
-    for name in JUDGE_ONLY:
-        if values[name] != flags[name].default:
-            raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --{name} out.")
+    for group in (JudgeFlags, CostFlags, RequestFlags):
+        for field in fields(group):
+            declared = flags[field.name]
+            if declared.environment is None and values[field.name] != declared.default:
+                raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --{field.name} out.")
 
 
 class AskingOptions(Config):

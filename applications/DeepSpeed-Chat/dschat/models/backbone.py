@@ -14,20 +14,20 @@ from transformers import masking_utils
 OWN_MASK = ("opt", "falcon")
 
 
-def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
-    """Position ids (B, T) long for a mask (B, T) bool, as keyword arguments of a backbone; {} if it takes none.
+def reads_positions(model: nn.Module) -> bool:
+    """Whether a Hugging Face model, with or without its head, reads position ids, which separate packed sequences.
 
-    ALiBi models derive their positions themselves.
+    ALiBi models derive positions from the mask; Falcon's take position ids all the same and ignore them.
     """
-    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+    uses_alibi = getattr(model.config, "alibi", False)
+    return not uses_alibi and "position_ids" in inspect.signature(model.forward).parameters
+
+
+def position_inputs(model: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
+    """Position ids (B, T) long for a mask (B, T) bool, as keyword arguments of a model; {} if it reads none."""
+    if not reads_positions(model):
         return {}
     return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
-
-
-def reads_positions(model: Any) -> bool:
-    """Whether a Hugging Face model takes position ids, which separate packed sequences; ALiBi models do not."""
-    backbone = getattr(model, model.base_model_prefix)
-    return "position_ids" in inspect.signature(backbone.forward).parameters
 
 
 def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def last_hidden_state(
         input_ids=input_ids,
         attention_mask=attention_mask.long(),
         use_cache=False,
-        **position_ids(backbone, attention_mask),
+        **position_inputs(backbone, attention_mask),
     )
     return outputs.last_hidden_state
 

@@ -3,7 +3,6 @@
 
 import logging
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +73,17 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     if len(tokenizer) != getattr(tokenizer, "length_when_opened", None):
         return
     for name in VOCABULARY_FILES:
-        with suppress(OSError):  # there is no such file
-            source = cached_file(tokenizer.name_or_path, name, local_files_only=True)
-            if source is not None and not (folder / name).exists():
-                shutil.copyfile(source, folder / name)
+        source = _vocabulary_file(tokenizer.name_or_path, name)
+        if source is not None and not (folder / name).exists():
+            shutil.copyfile(source, folder / name)
+
+
+def _vocabulary_file(place: str, name: str) -> str | None:
+    """The path of a file in a tokenizer's folder or in the hub's cache; None if there is none."""
+    try:
+        return cached_file(place, name, local_files_only=True)
+    except OSError:
+        return None
 
 
 def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
@@ -105,24 +111,32 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
             "tokenizer_config.json to a token of its vocabulary."
         )
     reason = _no_padding(tokenizer, end_token)
-    if reason is None:
-        return tokenizer
+    if reason is not None:
+        _choose_padding(tokenizer, for_classifier, end_token, f"{flag} {path}: {reason}")
+    return tokenizer
+
+
+def _choose_padding(tokenizer: Any, for_classifier: bool, end_token: str | None, reason: str) -> None:
+    """Sets the pad token by the rule of `load_tokenizer`, and logs it behind the reason."""
     unused_token = _unused_token(tokenizer, end_token)
     has_holes = id_count(tokenizer) != len(tokenizer)  # an added token would get another token's id
     if unused_token is None and for_classifier and not has_holes:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
-        logger.warning(
-            "%s %s: %s, and no reserved token: %s is added, with the id %d",
-            flag,
-            path,
-            reason,
-            ADDED_PAD,
-            tokenizer.pad_token_id,
-        )
-        return tokenizer
+        added = "%s, and no reserved token: %s is added, with the id %d"
+        logger.warning(added, reason, ADDED_PAD, tokenizer.pad_token_id)
+        return
     tokenizer.pad_token = unused_token or tokenizer.eos_token
-    logger.info("%s %s: %s: %s pads", flag, path, reason, tokenizer.pad_token)
-    return tokenizer
+    logger.info("%s: %s pads", reason, tokenizer.pad_token)
+
+
+def _unused_token(tokenizer: Any, end_token: str | None) -> str | None:
+    """A reserved token or the unknown one, if it can pad; None if there is none. See `load_tokenizer`."""
+    vocabulary = tokenizer.get_vocab()
+    excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}
+    for token in (*RESERVED_PAD_TOKENS, tokenizer.unk_token):
+        if token in vocabulary and token not in excluded and not _ends_turns(tokenizer, token):
+            return str(token)
+    return None
 
 
 def _no_padding(tokenizer: Any, end_token: str | None) -> str | None:
@@ -161,10 +175,13 @@ def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
     if end_of_conversation_token is None:
         return tokenizer.eos_token_id
     ids = tokenizer.encode(end_of_conversation_token, add_special_tokens=False)
-    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+    # In GPT-2's and OPT's vocabularies EOS is the unknown token as well.
+    is_unknown = ids == [tokenizer.unk_token_id] and end_of_conversation_token != tokenizer.eos_token
+    if len(ids) != 1 or is_unknown:
+        problem = "unknown to" if is_unknown else f"{len(ids)} tokens for"
         raise UserError(
-            f"--end_of_conversation_token {end_of_conversation_token!r} is {len(ids)} tokens for this tokenizer; it "
-            f"must be exactly one. Use a token of the vocabulary, for instance {tokenizer.eos_token!r}."
+            f"--end_of_conversation_token {end_of_conversation_token!r} is {problem} this tokenizer; it "
+            f"must be exactly one token. Use one of the vocabulary, for instance {tokenizer.eos_token!r}."
         )
     if ids[0] in {tokenizer.pad_token_id, tokenizer.bos_token_id} - {tokenizer.eos_token_id}:
         raise UserError(
@@ -188,56 +205,6 @@ def end_ids_of(generation: GenerationConfig) -> list[int]:
     if end_ids is None:
         return []
     return [end_ids] if isinstance(end_ids, int) else list(end_ids)
-
-
-def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
-    """Raises UserError unless the critic's tokenizer has the actor's vocabulary, BOS and EOS.
-
-    Pad tokens may differ, since the critic reads masks.
-    """
-    if not same_ids(first, second):
-        raise UserError(
-            f"{first_flag} and {second_flag} have different tokenizers, but the critic reads the actor's token ids. "
-            "Train the critic's start (step 2) from the same base as the actor (step 1); or name it as "
-            f"--reward_model_name_or_path alone, which is then read through text, and leave {second_flag} out: the "
-            "critic starts from the actor."
-        )
-
-
-def same_ids(first: Any, second: Any) -> bool:
-    """Whether two tokenizers agree on every id; a pad token may exist in one of them only."""
-    first_vocabulary = dict(first.get_vocab())
-    second_vocabulary = dict(second.get_vocab())
-    if first.pad_token is not None and first.pad_token not in second_vocabulary:
-        first_vocabulary.pop(first.pad_token, None)
-    if second.pad_token is not None and second.pad_token not in first_vocabulary:
-        second_vocabulary.pop(second.pad_token, None)
-    if first.bos_token_id != second.bos_token_id or first.eos_token_id != second.eos_token_id:
-        return False
-    return first_vocabulary == second_vocabulary
-
-
-def vocabulary_difference(first: Any, second: Any) -> str:
-    """What differs between two tokenizers that are not `same_ids`, for messages; names one token."""
-    first_vocabulary = first.get_vocab()
-    second_vocabulary = second.get_vocab()
-    tokens = sorted(first_vocabulary.keys() | second_vocabulary.keys())
-    differing = [token for token in tokens if first_vocabulary.get(token) != second_vocabulary.get(token)]
-    if not differing:
-        return "their BOS or EOS differ"
-    token = differing[0]
-    ids = f"{first_vocabulary.get(token, 'missing')} and {second_vocabulary.get(token, 'missing')}"
-    return f"{len(differing)} tokens differ, such as {token!r}: {ids}"
-
-
-def _unused_token(tokenizer: Any, end_token: str | None) -> str | None:
-    """A reserved token or the unknown one, if it can pad; None if there is none. See `load_tokenizer`."""
-    vocabulary = tokenizer.get_vocab()
-    excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}
-    for token in (*RESERVED_PAD_TOKENS, tokenizer.unk_token):
-        if token in vocabulary and token not in excluded and not _ends_turns(tokenizer, token):
-            return str(token)
-    return None
 
 
 def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

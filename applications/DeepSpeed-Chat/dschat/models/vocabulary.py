@@ -35,6 +35,46 @@ def row_count(config: PreTrainedConfig) -> int:
     return int(config.get_text_config().vocab_size)
 
 
+def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
+    """Raises UserError unless the critic's tokenizer has the actor's vocabulary, BOS and EOS.
+
+    Pad tokens may differ, since the critic reads masks.
+    """
+    if not same_ids(first, second):
+        raise UserError(
+            f"{first_flag} and {second_flag} have different tokenizers, but the critic reads the actor's token ids. "
+            "Train the critic's start (step 2) from the same base as the actor (step 1); or name it as "
+            f"--reward_model_name_or_path alone, which is then read through text, and leave {second_flag} out: the "
+            "critic starts from the actor."
+        )
+
+
+def same_ids(first: Any, second: Any) -> bool:
+    """Whether two tokenizers agree on every id; a pad token may exist in one of them only."""
+    first_vocabulary = dict(first.get_vocab())
+    second_vocabulary = dict(second.get_vocab())
+    if first.pad_token is not None and first.pad_token not in second_vocabulary:
+        first_vocabulary.pop(first.pad_token, None)
+    if second.pad_token is not None and second.pad_token not in first_vocabulary:
+        second_vocabulary.pop(second.pad_token, None)
+    if first.bos_token_id != second.bos_token_id or first.eos_token_id != second.eos_token_id:
+        return False
+    return first_vocabulary == second_vocabulary
+
+
+def vocabulary_difference(first: Any, second: Any) -> str:
+    """What differs between two tokenizers that are not `same_ids`, for messages; names one token."""
+    first_vocabulary = first.get_vocab()
+    second_vocabulary = second.get_vocab()
+    tokens = sorted(first_vocabulary.keys() | second_vocabulary.keys())
+    differing = [token for token in tokens if first_vocabulary.get(token) != second_vocabulary.get(token)]
+    if not differing:
+        return "their BOS or EOS differ"
+    token = differing[0]
+    ids = f"{first_vocabulary.get(token, 'missing')} and {second_vocabulary.get(token, 'missing')}"
+    return f"{len(differing)} tokens differ, such as {token!r}: {ids}"
+
+
 def missing_ids(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[int]:
     """The ids below `rows` that a tokenizer does not have, ascending."""
     return sorted(set(range(rows)) - set(tokenizer.get_vocab().values()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of step 3 and of online REFUEL, with the sizes that decide how much memory each needs."""
+"""The models of step 3, with the sizes that decide how much memory each needs."""
 
 from __future__ import annotations
 

@@ -41,8 +41,29 @@ class ReviewScale:
         return f"0,{self.pairs},{self.prompts}"
 
 
-FULL = ReviewScale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
-SMALL = ReviewScale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
+FULL = ReviewScale(
+    demonstrations=4000,
+    pairs=6144,
+    held_out=768,
+    sft_epochs=3,
+    reward_epochs=2,
+    batch=16,
+    rollout=64,
+    iterations=40,
+    eval_interval=20,
+)
+# Shows that every part runs; learns nothing.
+SMALL = ReviewScale(
+    demonstrations=64,
+    pairs=64,
+    held_out=48,
+    sft_epochs=1,
+    reward_epochs=1,
+    batch=16,
+    rollout=16,
+    iterations=3,
+    eval_interval=2,
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +107,10 @@ def make_folder(folder: Path, content: str) -> Path:
 def make_inputs(folder: Path, seed: int, scale: ReviewScale) -> tuple[Path, Path]:
     """Writes the corpus and the random model. Returns their folders."""
     from dschat.models.tiny import make_model
-    from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 
     data = make_folder(folder, "corpus and model")
-    write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
-    texts = row_texts(make_rows(1000, seed, "demonstrations"))
+    synthetic.write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
+    texts = synthetic.row_texts(synthetic.make_rows(1000, seed, "demonstrations"))
     return data, make_model(folder / "model", texts, seed)
 
 
@@ -130,7 +150,7 @@ def train_reward_model(
 
 
 def ppo_flags(
-    data: Path, sft: Path, reward: Path, output: Path, scale: ReviewScale, processes: Processes, eos_penalty: float = 2
+    data: Path, sft: Path, reward: Path, output: Path, scale: ReviewScale, processes: Processes, eos_penalty: float
 ) -> list[str]:
     """Flags of step 3 on the second share of the comparisons; all runs have the same start and the same prompts."""
     flags = {

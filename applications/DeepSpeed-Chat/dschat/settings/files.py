@@ -32,7 +32,7 @@ def read_file(name: str, command: str, environ: Mapping[str, str]) -> ConfigFile
         environ: environment variables.
 
     Raises:
-        UserError: a file is missing or no YAML, or its keys are no names or are there twice.
+        UserError: a file is missing or is not valid YAML, or a key is no name of a flag or is repeated.
     """
     path = _find(expand_path(name, "--config", environ), command, None, f"--config {name}")
     content = _read(path, command, (), environ)
@@ -85,7 +85,7 @@ def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[st
     preset: dict[str, Any] = {}
     if "preset" in settings:
         preset = _preset(settings.pop("preset"), path)
-    # Keys of the file that is extended come first.
+    # Keys of the file that is extended come first: a later key wins, also over an alias of the same flag.
     inherited = {key: setting for key, setting in base.settings.items() if key not in settings}
     return ConfigFile(inherited | settings, base.preset | preset, environ)
 

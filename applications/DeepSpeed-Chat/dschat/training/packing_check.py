@@ -22,9 +22,10 @@ def check_packing(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id:
     Raises:
         UserError: they are not, or the model does not read where an example begins.
     """
-    family = engine.module.inner.config.model_type
+    model = engine.module.inner
+    family = model.config.model_type
     remedy = f"{family} models cannot keep packed examples apart. Leave --packing out."
-    if not reads_positions(engine.module.inner):
+    if not reads_positions(getattr(model, model.base_model_prefix)):
         raise UserError(f"--packing: {remedy}")
     ordered = sorted(examples, key=len, reverse=True)
     together = _row_logprobs(engine, ordered, pad_id, with_positions=True)

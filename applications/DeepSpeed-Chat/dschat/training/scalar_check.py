@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from dschat.models.backbone import position_ids
+from dschat.models.backbone import position_inputs
 from dschat.models.engines import Scalar
 from dschat.models.scalar import last_scores
 from dschat.training.selfcheck import (
@@ -67,7 +67,7 @@ def _classifier_outputs(classifier: PreTrainedModel, input_ids: Tensor, attentio
             output = classifier(input_ids=ids[mask][None], use_cache=False)
             scores_alone.append(output.logits[0].squeeze(-1))
         return torch.stack(scores_alone).float()
-    positions = position_ids(classifier, attention_mask)
+    positions = position_inputs(classifier, attention_mask)
     output = classifier(input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **positions)
     scores: Tensor = output.logits.squeeze(-1).float()
     return scores

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import lora_config
-from dschat.models.backbone import position_ids
+from dschat.models.backbone import position_inputs
 from dschat.models.eager import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, TrainedPolicy
 from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, use_attention
@@ -108,7 +108,7 @@ def _full_logits(engine: TrainedPolicy, input_ids: Tensor, attention_mask: Tenso
         input_ids=input_ids,
         attention_mask=attention_mask.long(),
         use_cache=False,
-        **position_ids(causal_lm, attention_mask),
+        **position_inputs(causal_lm, attention_mask),
         **_keep_logits(causal_lm, num_tokens + 1),
     )
     logits: Tensor = output.logits[:, -num_tokens - 1 : -1]

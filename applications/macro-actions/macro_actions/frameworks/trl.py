@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 
 from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, require
 from macro_actions.segments import MEANS, macro_logprobs, segment
+from macro_actions.types import MacroActions
 
 HOOKS = ("_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")  # these read log-probabilities only to compute ratios
@@ -38,7 +39,7 @@ class MacroGRPOTrainer(GRPOTrainer):
         require_hooks()
         super().__init__(*args, **kwargs)
         self.macro_actions = macro_actions
-        self._ends: Tensor | None = None  # shape (B, R), while a loss is computed
+        self._macro: MacroActions | None = None  # those of the batch whose loss is computed
         unsupported = self._unsupported_settings()
         if unsupported:
             raise UnsupportedError(f"trl: ratios of macro actions do not go with {'; '.join(unsupported)}.")
@@ -54,6 +55,8 @@ class MacroGRPOTrainer(GRPOTrainer):
             unsupported.append(f"importance_sampling_level={level}: use token")
         if self.beta != 0:
             unsupported.append(f"beta={self.beta}: use 0")
+        if getattr(self, "use_liger_kernel", False):
+            unsupported.append("use_liger_kernel=True, which computes its loss elsewhere: use False")
         if getattr(self, "off_policy_mask_threshold", None) is not None:
             unsupported.append("off_policy_mask_threshold: leave it out")
         if config.termination_condition == "ppl":
@@ -77,27 +80,25 @@ class MacroGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         if inputs.get("macro_ends") is None:
             raise UnsupportedError("trl: the batch lost macro_ends on its way from _generate_and_score_completions.")
-        self._ends = inputs["macro_ends"]
-        self._loss_mask = self._mask(inputs)
+        self._macro = segment(inputs["macro_ends"], self._mask(inputs))
         old_logprobs = inputs.get("old_per_token_logps")
         if old_logprobs is not None:
             old_logprobs = self._pooled(old_logprobs)
         try:
             return super()._compute_loss(model, inputs | {"old_per_token_logps": old_logprobs})
         finally:
-            self._ends = None
+            self._macro = None
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         logprobs, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._ends is not None:
+        if self._macro is not None:
             logprobs = self._pooled(logprobs)
         return (logprobs, *others)
 
     def _pooled(self, logprobs: Tensor) -> Tensor:
         """Log-probabilities of macro actions, on each of their tokens. (B, R) → (B, R)."""
-        assert self._ends is not None  # while a loss is computed
-        macro = segment(self._ends, self._loss_mask)
-        return macro_logprobs(logprobs, macro, MEANS[self.macro_actions.policy_ratio])
+        assert self._macro is not None  # while a loss is computed
+        return macro_logprobs(logprobs, self._macro, MEANS[self.macro_actions.policy_ratio])
 
     @staticmethod
     def _mask(inputs: Any) -> Tensor:

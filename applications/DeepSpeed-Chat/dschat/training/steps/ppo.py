@@ -24,7 +24,8 @@ from dschat.models.policy import PolicyModel
 from dschat.models.pretrained import open_config
 from dschat.models.reward_notes import warn_of_other_end
 from dschat.models.scalar import ScalarModel, hint_at_untrained_values
-from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
+from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
+from dschat.models.vocabulary import require_same_tokenizer
 from dschat.rollouts.continuous import Report, choose_engine
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.termination import TerminationCondition

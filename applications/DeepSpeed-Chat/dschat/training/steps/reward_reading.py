@@ -7,7 +7,7 @@ from dschat.base.errors import UserError
 from dschat.engine.engine import frozen_engine
 from dschat.models.classifiers import load_trained_scalar
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
-from dschat.models.tokenizer import same_ids
+from dschat.models.vocabulary import same_ids
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.reward_tokenizer import load_reward_tokenizer
 from dschat.scoring.source import ScoreSource

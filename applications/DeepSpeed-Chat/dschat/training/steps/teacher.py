@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.models.limits import check_length
 from dschat.models.pretrained import open_config
-from dschat.models.tokenizer import load_tokenizer, same_ids, vocabulary_difference
-from dschat.models.vocabulary import id_count, lacks_rows, row_count
+from dschat.models.tokenizer import load_tokenizer
+from dschat.models.vocabulary import id_count, lacks_rows, row_count, same_ids, vocabulary_difference
 from dschat.settings.ppo import PPOConfig
 from dschat.training.steps.step3 import ACTOR, TEACHER
 
