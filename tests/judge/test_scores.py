@@ -208,23 +208,27 @@ def test_an_answer_that_cannot_be_read_is_asked_for_once_more_and_then_cached(se
 
 
 def test_requests_that_a_rollout_gave_up_do_not_touch_the_next_one(server, tmp_path):
-    """Their answers cannot be read: the repetition is not sent, and the next rollout has all of its scores."""
+    """Their answers come during the next rollout and cannot be read: the repetition is not sent, and the next rollout
+    has all of its scores.
+    """
     released = threading.Event()
 
     def answer(messages):
         if any("slow" in text for text in graded_in(messages).values()):
             released.wait(20)
             return "no points"
+        released.set()  # the next rollout has begun
         return points_by_good(messages)
 
-    server.answer = answer
     judge = judge_of(server, tmp_path, skips=True, timeout=60.0)
-    judge._settings = replace(judge._settings, patience=0.5)
+    judge(rollout_of(3), texts_of("good 5", "good 6", "good 7"))  # opens the connection, which takes long somewhere
+    server.answer = answer
+    judge._settings = replace(judge._settings, patience=1.0)
     assert judge(rollout_of(3), texts_of("slow 1", "slow 2", "slow 3")).values.isnan().all()
     sent = len(server.bodies)
+    assert sent == 6, "a request that was given up before it was sent has no repetition"
     given_up = judge._client.round
     judge._settings = replace(judge._settings, patience=60.0)
-    released.set()
     scores = judge(rollout_of(4), texts_of("good", "good 2", "good 3", "good 4"))
     for thread in threading.enumerate():
         if thread.name.endswith("(work)"):  # of the first rollout: its answers may arrive after those of the second

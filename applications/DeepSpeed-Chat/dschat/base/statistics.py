@@ -182,23 +182,23 @@ def bootstrap_ratio(numerators: Iterable[float], denominators: Iterable[float]) 
     import numpy as np
     from scipy.stats import bootstrap
 
-    amounts = np.array(list(numerators), dtype=np.float64)
-    sizes = np.array(list(denominators), dtype=np.float64)
-    if len(amounts) == 0:
+    numerator_array = np.array(list(numerators), dtype=np.float64)
+    denominator_array = np.array(list(denominators), dtype=np.float64)
+    if len(numerator_array) == 0:
         return None
-    value = float(amounts.sum() / sizes.sum())
-    if len(set((amounts / sizes).tolist())) < 2:
+    value = float(numerator_array.sum() / denominator_array.sum())
+    if len(set((numerator_array / denominator_array).tolist())) < 2:
         return Rate(value)
 
-    def ratio(amounts: Any, sizes: Any, axis: int = -1) -> Any:
-        return amounts.sum(axis=axis) / sizes.sum(axis=axis)
+    def ratio(numerators: Any, denominators: Any, axis: int = -1) -> Any:
+        return numerators.sum(axis=axis) / denominators.sum(axis=axis)
 
     interval = bootstrap(
-        (amounts, sizes),
+        (numerator_array, denominator_array),
         ratio,
         paired=True,
         n_resamples=RESAMPLES,
-        batch=max(1, NUMBERS_AT_ONCE // len(amounts)),
+        batch=max(1, NUMBERS_AT_ONCE // len(numerator_array)),
         method="percentile",
         rng=np.random.default_rng(SEED),
     ).confidence_interval

@@ -23,7 +23,7 @@ class Processes:
 
     count: int = 1
     zero_stage: int = 0
-    threads: int = 2  # threads of each process; more threads of very small models mostly wait for each other
+    threads: int = 1  # threads of each process; threads of very small models mostly wait for each other
 
     def share(self, batch: int) -> int:
         """One process's part of a batch."""

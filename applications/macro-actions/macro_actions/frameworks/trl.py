@@ -39,7 +39,7 @@ class MacroGRPOTrainer(GRPOTrainer):
         require_hooks()
         super().__init__(*args, **kwargs)
         self.macro_actions = macro_actions
-        self._macro: MacroActions | None = None  # those of the batch whose loss is computed
+        self._macro: MacroActions | None = None  # of the batch, while its loss is computed
         unsupported = self._unsupported_settings()
         if unsupported:
             raise UnsupportedError(f"trl: ratios of macro actions do not go with {'; '.join(unsupported)}.")

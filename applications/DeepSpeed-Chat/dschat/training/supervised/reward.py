@@ -65,8 +65,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
     def row_statistics(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> RowStatistics:
         chosen, rejected, pairs = self._scores(engine, examples)
         losses = []
-        for index in range(len(examples)):
-            row = torch.tensor([index], device=device())
+        for row in torch.arange(len(examples), device=device()).split(1):
             pair = select_rows(pairs, row)
             losses.append(reward_loss(self._loss, chosen[row], rejected[row], pair, self._centering, 1.0))
         return statistics_of_rows(losses, [self.count([example]) for example in examples])
