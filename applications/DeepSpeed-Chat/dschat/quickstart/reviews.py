@@ -41,7 +41,7 @@ def run(options: QuickstartOptions) -> str:
     """Makes the data and the model, runs the three steps and writes the report; returns its numbers."""
     folder = options.folder
     scale = SMALL if options.small else FULL
-    processes = Processes(options.num_gpus, options.zero_stage, threads=2)  # one idle core less; the same numbers
+    processes = Processes(options.num_gpus, options.zero_stage, threads=2)  # a second core would be idle
     start_time = time.perf_counter()
 
     # Steps 1 and 2.
