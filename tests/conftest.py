@@ -30,11 +30,26 @@ import torch
 from factories import make_tokenizer
 from published_set_copies import make_rows
 from real_size import require_real_size
+from warm_python import READ_ON_IMPORT
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # Examples of properties have no time limit: other test processes may take the processor for longer than one lasts.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def variables_of_libraries() -> Iterator[None]:
+    """After a test they are as before: commands of later tests run in forks only with those of the first import."""
+    before = dict(os.environ)
+    yield
+    for name in before.keys() | os.environ.keys():
+        if not name.startswith(READ_ON_IMPORT):
+            continue
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.hookimpl(trylast=True)

@@ -17,6 +17,8 @@ import pytest
 
 from dschat.base.extras import EXTRAS
 
+pytestmark = pytest.mark.xdist_group("imports")  # one process parses the files
+
 ROOT = Path(__file__).resolve().parents[1] / "applications" / "DeepSpeed-Chat"
 PACKAGE = ROOT / "dschat"
 CORE = ROOT.parent / "macro-actions" / "macro_actions"

@@ -93,6 +93,7 @@ def models(tmp_path_factory):
 
 
 @needs_browser
+@pytest.mark.slow
 def test_two_models_side_by_side_with_scores_and_macro_actions(chromium, models, tmp_path):
     flags = ["--other", models / "endless", "--reward_model", models / "reward", "--ngram", 4, "--max_new_tokens", 90]
     with serving(tmp_path, "chat", "--model", models / "ends", *flags) as address, opened(chromium, address) as page:

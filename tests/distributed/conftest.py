@@ -14,19 +14,8 @@ from cli_runs import built_once
 from launches import WORKERS, run_ranks
 from recorded_updates import FAST_CASES, Case
 
-CHECKS = (
-    "updates",
-    "critic_updates",
-    "untied",
-    "generation",
-    "saving",
-    "lora",
-    "loading",
-    "self_checks",
-    "reduction",
-    "rehearsal",
-)
-SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal_slow", "shared_base")
+CHECKS = ("updates", "critic_updates", "untied", "generation", "saving", "lora", "loading", "self_checks", "reduction")
+SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal", "shared_base")
 
 
 class Outputs:

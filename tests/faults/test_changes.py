@@ -108,6 +108,7 @@ def test_another_number_of_processes(shared_out, trial, whole, monkeypatch):
         assert all(found[name] == expected[name] for name in found if name.endswith(".safetensors"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_more_epochs(trial):
     """With a constant schedule it becomes the straight longer run, but for the evaluation that ended it."""
     constant = {"lr_scheduler_type": "constant"}

@@ -25,14 +25,13 @@ def stopped(result, sent, name=""):
 
 
 # Both signals are handled by one function, and runs that stop at every moment are in training/test_resume.py.
-FAST = [
+FAST = [(signal.SIGINT, "ppo", "training"), (signal.SIGTERM, "ppo", "saving"), (signal.SIGTERM, "sft", "learning")]
+SLOW = [
     (signal.SIGTERM, "ppo", "generation"),
-    (signal.SIGINT, "ppo", "training"),
-    (signal.SIGTERM, "ppo", "saving"),
+    (signal.SIGINT, "ppo", "scoring"),
     (signal.SIGTERM, "ppo", "saving-models"),
-    (signal.SIGTERM, "sft", "learning"),
+    (signal.SIGINT, "sft", "saving"),
 ]
-SLOW = [(signal.SIGINT, "ppo", "scoring"), (signal.SIGINT, "sft", "saving")]
 CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
@@ -49,6 +48,7 @@ def test_a_run_stops_and_goes_on(sent, step, moment, trial, whole, inputs, monke
     expect_same(whole(step), outcome(run.out))
 
 
+@pytest.mark.slow
 def test_a_run_stops_in_time_and_goes_on(trial, whole, monkeypatch):
     """It is over a second old in the second rollout, if not before training, when there is nothing to save."""
     run = trial("ppo", save_steps=0)
@@ -60,7 +60,10 @@ def test_a_run_stops_in_time_and_goes_on(trial, whole, monkeypatch):
     expect_same(whole("ppo"), outcome(run.out))
 
 
-@pytest.mark.parametrize(("moment", "sent"), [("saving", "2,,2"), ("scoring", "2,2"), ("scoring", "2,15,15")])
+FURTHER = [("saving", "2,,2"), *(pytest.param("scoring", sent, marks=pytest.mark.slow) for sent in ("2,2", "2,15,15"))]
+
+
+@pytest.mark.parametrize(("moment", "sent"), FURTHER)
 def test_further_signals(moment, sent, trial, whole, monkeypatch):
     """A second Ctrl-C ends at once, unless it is the first one again; a launcher's later SIGTERM changes nothing."""
     run = trial("ppo")

@@ -86,6 +86,7 @@ def test_logprobs_and_gradients_are_those_of_the_layers(family: str, backend: An
         assert_near(ours, theirs, 2**9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
 @pytest.mark.parametrize("family", families(FAMILIES, "llama"))
 def test_steps_of_fixed_shapes_draw_the_same_tokens(

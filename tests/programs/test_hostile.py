@@ -131,7 +131,7 @@ def left_files(words: dict[str, str]) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@both_levels
+@pytest.mark.parametrize("level", ["namespaces", pytest.param("bubblewrap", marks=pytest.mark.slow)], indirect=True)
 def test_a_hostile_program_gets_nothing(level, name, secret) -> None:
     source, words = PROGRAMS[name], {word: text for word, text in secret.items() if word}
     for word, text in words.items():

@@ -44,6 +44,7 @@ def test_worth_by_hand() -> None:
     assert worth[0].tolist() == pytest.approx([-0.3, 0.8])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_completions_measure_what_a_piece_is_worth(run: TrainedRun) -> None:
     """Of uniform tokens each even one is worth half a token's share, and each odd one costs as much."""

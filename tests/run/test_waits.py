@@ -6,6 +6,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from cli_runs import warm_programs
 from dschat.run import distributed
 from launches import free_port, launch_environment
@@ -52,6 +54,7 @@ def run_three(how, tmp_path):
     return [ranks[0].returncode, ranks[2].returncode], outputs, seconds
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_while_others_save_is_named(tmp_path):
     statuses, outputs, seconds = run_three("hangs", tmp_path)
     assert statuses == [1, 1] and seconds < 40
@@ -65,6 +68,7 @@ def test_a_rank_that_has_gone_is_noticed_at_once(tmp_path):
     assert statuses == [1, 1] and "said:" in outputs[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_to_a_collective_is_named_afterwards(tmp_path):
     statuses, outputs, seconds = run_three("sleeps", tmp_path)
     assert statuses == [1, 1] and seconds < 40

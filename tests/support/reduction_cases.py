@@ -31,10 +31,10 @@ SPOILED = "model.layers.0.mlp.up_proj.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = [(stage, dtype) for dtype in DTYPES for stage in (0, 1, 2, 3)]
 SETTINGS = ("lora", "checkpointing", "offload", "scalar")  # at ZeRO 2 and 3
-FAST_CASES = ((0, "fp32"), (2, "bf16"), (3, "fp32"))
+FAST_CASES = ((2, "bf16"), (3, "fp32"))
 LATER = {"lora": ".lora_A.", "critic": SPOILED}  # parameters whose gradient is zero in the first update
 LATER_CASES = [(model, stage) for model in LATER for stage in (0, 1, 2, 3)]
-FAST_LATER_CASES = (("critic", 2), ("lora", 3))
+FAST_LATER_CASES = (("lora", 3),)
 
 
 def update(engine: Any) -> str | None:

@@ -2,7 +2,6 @@
 """A check that runs on each of two processes: engines after a rehearsal equal engines without one."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "1-bf16": (1, "bf16", {}),
     "3-bf16": (3, "bf16", {}),
     "lora-3": (3, "fp32", {}),
-}
-SLOW_CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "1-fp32": (1, "fp32", {}),
     "2-bf16": (2, "bf16", {}),
     "checkpointing-3": (3, "bf16", {"gradient_checkpointing": True}),
@@ -25,12 +22,12 @@ SLOW_CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-def rehearsal(name: str, folder: Path, keep: Callable[..., None]) -> None:
+def rehearsal(folder: Path, keep: Callable[..., None]) -> None:
     """`moved`: how far the weights after a rehearsal and an update are from those without the rehearsal. `said`: what
     the check of the reduction says in the update. `left`: parameters with a gradient after the rehearsal.
     """
     notes: dict[str, dict[str, Any]] = {"moved": {}, "said": {}, "left": {}}
-    for case, (stage, dtype, options) in CASES_OF[name].items():
+    for case, (stage, dtype, options) in CASES.items():
         models = [{"model": adapted_lm()} if case.startswith("lora") else {} for _ in range(2)]
         rehearsed, fresh = (engine_at(stage, dtype, **options, **model) for model in models)
         with rehearsed.rehearsing():
@@ -41,8 +38,7 @@ def rehearsal(name: str, folder: Path, keep: Callable[..., None]) -> None:
         update(fresh)
         states = [whole_state(engine) for engine in (rehearsed, fresh)]  # nothing but on the main process
         notes["moved"][case] = largest_difference(*states) if rank() == 0 else 0.0
-    keep(folder, name, notes)
+    keep(folder, "rehearsal", notes)
 
 
-CASES_OF = {"rehearsal": CASES, "rehearsal_slow": SLOW_CASES}
-CHECKS = {name: partial(rehearsal, name) for name in CASES_OF}
+CHECKS = {"rehearsal": rehearsal}

@@ -64,11 +64,12 @@ def leaves(value):
     return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
 
 
-QUICK = [("sft", 0), ("dpo with adapters", HIDDEN)]
-SLOW = [pytest.param(name, 0, marks=pytest.mark.slow) for name in RUNS if name != "sft"]
+SLOW = [("dpo with adapters", HIDDEN), *((name, 0) for name in RUNS if name != "sft")]
 
 
-@pytest.mark.parametrize(("name", "whole"), [*QUICK, *SLOW])
+@pytest.mark.parametrize(
+    ("name", "whole"), [("sft", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
 def test_a_run_of_real_size_is_that_of_whole_weights(name, whole, group, tmp_path):
     """With the vectors of the hidden size whole, and with nothing whole.
 

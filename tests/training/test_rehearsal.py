@@ -31,7 +31,7 @@ RUNS = {
     "zero2-fp32": partial(one_rollout, setup=Setup(zero_stage=2)),
     "checkpointing": partial(one_rollout, setup=Setup(zero_stage=3, options={"gradient_checkpointing": True})),
 }
-SLOW = {"checkpointing"}
+SLOW = {"adapters-with-dropout", "dpo", "ppo-fused", "zero1-bf16", "checkpointing"}
 pytestmark = pytest.mark.usefixtures("group")
 
 

@@ -126,6 +126,7 @@ def test_model_text_is_shown_as_text_and_nothing_in_it_runs(server, chromium):
         assert page.locator(".human-item").count() == 1 and page.locator(".human-item pre").count() == 3
 
 
+@pytest.mark.slow
 def test_a_reload_and_a_new_browser_come_back_to_the_same_item(server, chromium):
     with opened(chromium, server.address, "Rita") as page:
         press(page, "1", "2 of 5")
@@ -156,6 +157,7 @@ def test_a_vote_is_on_the_item_that_was_shown(server, chromium):
         assert len(of(server, "Tabea")) == 2 and at(page, "3 of 5")[0] == "prompt 2"
 
 
+@pytest.mark.slow
 def test_a_double_click_and_a_key_held_down_vote_once(server, chromium):
     with opened(chromium, server.address, "Dora") as page:
         page.evaluate("performance.now = () => 1000")
