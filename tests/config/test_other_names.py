@@ -15,7 +15,7 @@ from dschat.base.errors import UserError
 from dschat.cli import COMMANDS, main
 from dschat.reference import names_page
 from dschat.settings.flags import default_of
-from dschat.settings.other_names import TRAINERS, alternatives, tables
+from dschat.settings.other_names import alternatives, commands, settings
 from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of
@@ -44,6 +44,7 @@ fp16: true
         ("sft", "cutoff-len", "did you mean --max_seq_len? (cutoff_len of LLaMA-Factory: prompt and response"),
         ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),
         ("sft", "num_generations", "num_generations of TRL is --samples_per_prompt in other commands"),
+        ("sft", "max_tool_calling_iterations", "of TRL is --max_turns in other commands: in replies"),
     ],
 )
 def test_a_name_of_another_trainer(step, name, said, capsys):
@@ -67,17 +68,17 @@ def test_all_of_a_file_at_once(tmp_path):
 def test_every_suggestion_is_a_flag():
     """Of some command, and what a name means is not a flag of that very name there."""
     flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
-    assert len(tables()["setting"]) >= 40
-    for setting in tables()["setting"]:
-        assert setting.keys() & set(TRAINERS) and setting.keys() <= {*TRAINERS, "flags", "note"}, setting
-        assert setting.get("flags") or setting.get("note"), setting
-        assert {words.split()[0] for words in setting.get("flags", ())} <= flags, setting
+    assert len(settings()) >= 40
+    for setting in settings():
+        assert setting.names and setting.names.keys() <= {"TRL", "LLaMA-Factory", "Axolotl"}, setting
+        assert setting.flags or setting.note, setting
+        assert {words.split()[0] for words in setting.flags} <= flags, setting
 
 
 def test_a_name_stands_in_one_row():
     rows_of_name = Counter()
-    for setting in tables()["setting"]:
-        rows_of_name.update({name for trainer in TRAINERS for name in setting.get(trainer, ())})
+    for setting in settings():
+        rows_of_name.update({name for names in setting.names.values() for name in names})
     assert set(rows_of_name.values()) == {1}
 
 
@@ -101,17 +102,17 @@ def test_a_command_of_another_trainer(name, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("row", tables()["command"], ids=lambda row: row["names"][0])
-def test_commands_of_other_trainers_work(row, capsys):
+@pytest.mark.parametrize("theirs", commands(), ids=lambda theirs: theirs.names[0])
+def test_commands_of_other_trainers_work(theirs, capsys):
     """Each command exists and accepts the flags named for it together."""
-    for command in row["here"]:
+    for command in theirs.here:
         step, _, words = command.removeprefix("dschat ").partition(" --")
         assert step in COMMANDS
         if step in FAMILIES:
             config_of(step, f"--{words}" if words else "")
-    for name in row["names"]:
+    for name in theirs.names:
         assert main([name]) == 2
-        assert alternatives(row["here"]) in capsys.readouterr().err
+        assert alternatives(theirs.here) in capsys.readouterr().err
 
 
 def test_the_page_has_the_table():

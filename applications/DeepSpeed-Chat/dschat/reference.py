@@ -84,19 +84,17 @@ def names_page() -> Iterator[str]:
     """The lines of the tables of docs/coming-from-trl.md."""
     yield "| setting | of | here | note |"
     yield "|---|---|---|---|"
-    for setting in other_names.tables()["setting"]:
-        trainers = [trainer for trainer in other_names.TRAINERS if trainer in setting]
-        names = dict.fromkeys(f"`{name}`" for trainer in trainers for name in setting[trainer])
-        ours = _flags_as_cell(setting.get("flags", ()))
-        note = _as_markdown(setting.get("note", ""))
-        yield _joined_row(", ".join(names), ", ".join(trainers), ours, note)
+    for setting in other_names.settings():
+        names = dict.fromkeys(f"`{name}`" for names in setting.names.values() for name in names)
+        ours = _flags_as_cell(setting.flags)
+        yield _joined_row(", ".join(names), ", ".join(setting.names), ours, _as_markdown(setting.note))
     yield ""
     yield "| command or algorithm | here | note |"
     yield "|---|---|---|"
-    for command in other_names.tables()["command"]:
-        names = dict.fromkeys(f"`{name}`" for name in command["names"])
-        ours = other_names.alternatives([f"`{words}`" for words in command["here"]])
-        yield _joined_row(", ".join(names), ours, _as_markdown(command.get("note", "")))
+    for command in other_names.commands():
+        names = dict.fromkeys(f"`{name}`" for name in command.names)
+        ours = other_names.alternatives([f"`{words}`" for words in command.here])
+        yield _joined_row(", ".join(names), ours, _as_markdown(command.note))
 
 
 def _joined_row(*cells: str) -> str:

@@ -1,17 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What settings and commands of other trainers are called here, or why they do nothing; read from other_names.toml."""
+"""Our names for other trainers' settings and commands, and DeepSpeed-Chat flags without effect: other_names.toml."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-TRAINERS = ("TRL", "LLaMA-Factory", "Axolotl")
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of other trainers.
+
+    Attributes:
+        names: trainer (TRL, LLaMA-Factory, Axolotl) → its names for the setting.
+        flags: our flags for it, some with a value; may be empty.
+        note: an explanation; may be empty where there are flags.
+    """
+
+    names: Mapping[str, Sequence[str]]
+    flags: Sequence[str] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command or an algorithm of other trainers.
+
+    Attributes:
+        names: its names.
+        here: our commands for it.
+        note: an explanation; may be empty.
+    """
+
+    names: Sequence[str]
+    here: Sequence[str]
+    note: str = ""
 
 
 @cache
-def tables() -> Mapping[str, Any]:
+def settings() -> Sequence[Setting]:
+    """The settings of other trainers."""
+    return [Setting(**row) for row in _tables()["setting"]]
+
+
+@cache
+def commands() -> Sequence[Command]:
+    """The commands of other trainers."""
+    return [Command(**row) for row in _tables()["command"]]
+
+
+@cache
+def _tables() -> Mapping[str, Any]:
     """The tables of other_names.toml, whose first lines describe them."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -23,26 +64,27 @@ def suggestion(name: str, command_has: Callable[[str], bool]) -> str:
         name: the name, without dashes and with underscores.
         command_has: whether the command has a flag, without dashes.
     """
-    for setting in tables()["setting"]:
-        trainers = [trainer for trainer in TRAINERS if name in setting.get(trainer, ())]
+    for setting in settings():
+        trainers = [trainer for trainer, names in setting.names.items() if name in names]
         if not trainers:
             continue
         theirs = f"{name} of {', '.join(trainers)}"
-        flags = setting.get("flags", ())
-        note = f": {setting['note']}" if "note" in setting else ""
-        for words in flags:
+        note = f": {setting.note}" if setting.note else ""
+        for words in setting.flags:
             if command_has(words.split()[0].removeprefix("--")):
                 return f"did you mean {words}? ({theirs}{note})"
-        return f"{theirs} is {flags[0]} in other commands" if flags else f"{theirs} has no flag here{note}"
+        if setting.flags:
+            return f"{theirs} is {setting.flags[0]} in other commands{note}"
+        return f"{theirs} has no flag here{note}"
     return ""
 
 
 def command_suggestion(name: str) -> str:
     """Our command for one of another trainer, as the end of a question; empty for an unknown name."""
-    for command in tables()["command"]:
-        if name in command["names"]:
-            note = f" ({command['note']})" if "note" in command else ""
-            return f"did you mean {alternatives(command['here'])}?{note}"
+    for command in commands():
+        if name in command.names:
+            note = f" ({command.note})" if command.note else ""
+            return f"did you mean {alternatives(command.here)}?{note}"
     return ""
 
 
@@ -53,16 +95,16 @@ def inert_flags(command: type) -> dict[str, str]:
         command: class of the flags; `own_inert_flags` of a training step are those of the step alone.
     """
     own: Mapping[str, str] | None = getattr(command, "own_inert_flags", None)
-    return {} if own is None else {**tables()["inert"], **own}
+    return {} if own is None else {**_tables()["inert"], **own}
 
 
 def value_hint(name: str) -> str:
     """What to do with another trainer's value of a flag that is a truth value here; empty if nothing is known."""
-    return str(tables()["value"].get(name, ""))
+    return str(_tables()["value"].get(name, ""))
 
 
 def alternatives(texts: Sequence[str]) -> str:
-    """Texts as the end of a sentence: "a, b or c"."""
+    """Join alternatives: "a", "a or b", "a, b or c". At least one text."""
     if len(texts) == 1:
         return texts[0]
     return f"{', '.join(texts[:-1])} or {texts[-1]}"
