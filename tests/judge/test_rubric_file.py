@@ -66,14 +66,16 @@ def test_the_words_of_a_rubric_make_its_questions(tmp_path):
         (PLAIN | {"name": "x"}, "name: Extra inputs are not permitted"),
         (PLAIN | {"prompt": "a question"}, "prompt: String should match pattern"),
         (PLAIN | {"prompt": "second-post", "response": "post"}, "'prompt' is 'second-post', the tag of a response"),
-        (PLAIN | {"criteria": {"Overall": "c"}}, "criteria.Overall.[key]: Value error, a name must be letters"),
+        (PLAIN | {"criteria": {"Overall": "c"}}, "criteria.Overall: a name must be letters"),
+        (PLAIN | {"criteria": {"a": 3}}, "criteria.a.question: Input should be a valid string"),
         (PLAIN | {"criteria": {"a": {"question": "c", "weight": 0}}}, "criteria.a.weight: Input should be greater"),
-        (PLAIN | {"separate": True}, "'separate' asks for a verdict on each of 'criteria': add some"),
+        (PLAIN | {"separate": True}, "its keys: 'separate' asks for a verdict on each of 'criteria': add some"),
         (
             PLAIN | {"judge": "ranking", "criteria": {"a": {"question": "c", "weight": 2}}},
             "'criteria.a.weight': a ranking gives no points",
         ),
         ('{"task": "a", "task": "b"}', "not readable as TOML or JSON (the key 'task' occurs twice)"),
+        ("[]", "not readable as TOML or JSON (it must be an object with keys); correct it."),
     ],
 )
 def test_a_bad_rubric_is_named_by_file_and_key(tmp_path, content, wanted):
@@ -83,6 +85,10 @@ def test_a_bad_rubric_is_named_by_file_and_key(tmp_path, content, wanted):
 def test_a_bad_file(tmp_path):
     assert "not readable as TOML" in error_of(write(tmp_path / "r.toml", "task = \n"))
     assert "cannot be read (No such file or directory)" in error_of(tmp_path / "none.toml")
+
+
+def test_the_case_of_the_files_name_does_not_matter(tmp_path):
+    assert read_rubric(write(tmp_path / "R.JSON", PLAIN), "--rubric").task == PLAIN["task"]
 
 
 # runs

@@ -26,15 +26,18 @@ from pydantic import (
 from dschat.base.errors import UserError
 from dschat.base.jsonl import without_repeats
 
-TAG = r"^[a-z][a-z0-9-]*$"  # a word in a tag around the material
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of a criterion, which is a key of the answer
-# Keys of answers.
+# Keys of answers; the name of each criterion is one, too.
 REASON = "reason"  # why, in words
-WHOLE = "score"  # points without criteria
+SCORE_KEY = "score"  # points without criteria
 COMPARISON = "comparison"
 VERDICT_KEYS = ("verdict", "overall_verdict", "final_verdict", "overall", "winner")
-TAKEN = (REASON, WHOLE, COMPARISON, *VERDICT_KEYS)
+RESERVED_KEYS = (REASON, SCORE_KEY, COMPARISON, *VERDICT_KEYS)
+CRITERION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+TAG_WORD = r"^[a-z][a-z0-9-]*$"  # a word in a tag around the material
+
 Judging = Literal["points", "ranking"]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Tag = Annotated[str, StringConstraints(pattern=TAG_WORD)]
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ class Rubric:
 
     Attributes:
         task: what is judged, and what makes a good response.
-        judge: of scores: points: each response gets 0 to 10 points on each criterion; ranking: the responses to a
-            prompt are ranked together.
+        judge: how scores are made: `points` gives each response 0 to 10 on each criterion, `ranking` ranks the
+            responses to a prompt together; not read by comparisons.
         prompt_name: word for the prompt, in the tag around it.
         response_name: word for a response.
         criteria: name → question; empty if the task says everything.
-        weights: criterion → its weight in the score; of points alone.
-        separate: of comparisons: each criterion has its own verdict, before the overall one.
+        weights: criterion → its weight in the score; read by points alone.
+        separate: whether each criterion has its own verdict, before the overall one; read by comparisons alone.
     """
 
     task: str
@@ -68,26 +71,22 @@ class Rubric:
     @property
     def graded(self) -> tuple[str, ...]:
         """Keys of an answer that hold points."""
-        return tuple(self.criteria) or (WHOLE,)
+        return tuple(self.criteria) or (SCORE_KEY,)
 
 
 # -- files
 
 
 def _free_name(name: str) -> str:
-    """The name of a criterion, which is a key of the answer beside those that it has anyway."""
-    if not NAME.fullmatch(name) or name.lower() in TAKEN:
-        raise ValueError(f"a name must be letters, digits and _, and none of {', '.join(TAKEN)}")
+    """The name of a criterion, which is a key of the answer beside the reserved ones."""
+    if not CRITERION_NAME.fullmatch(name) or name.lower() in RESERVED_KEYS:
+        raise ValueError(f"a name must be letters, digits and _, and none of {', '.join(RESERVED_KEYS)}")
     return name
 
 
 def _with_question(value: object) -> object:
-    """A criterion of which only the question is written."""
-    return {"question": value} if isinstance(value, str) else value
-
-
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Tag = Annotated[str, StringConstraints(pattern=TAG)]
+    """A criterion as a table; in a file it may be its question alone."""
+    return value if isinstance(value, dict) else {"question": value}
 
 
 class _Criterion(BaseModel):
@@ -138,28 +137,34 @@ def read_rubric(path: str | Path, flag: str) -> Rubric:
         content = _RubricFile.model_validate(_read_content(Path(path)))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "its keys"
+        key = ".".join(str(part) for part in first["loc"] if part != "[key]") or "its keys"
+        problem = first["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{flag} {path}: {key}: {first['msg']}. docs/evaluation.md describes the keys of a rubric."
+            f"{flag} {path}: {key}: {problem}. docs/evaluation.md describes the keys of a rubric."
         ) from error
     except OSError as error:
         raise UserError(f"{flag} {path}: cannot be read ({error.strerror}); give the file of a rubric.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{flag} {path}: not readable as TOML or JSON ({error}); correct it.") from error
+    questions = {name: criterion.question for name, criterion in content.criteria.items()}
+    weights = {name: criterion.weight for name, criterion in content.criteria.items()}
     return Rubric(
-        content.task,
-        content.judge,
-        content.prompt,
-        content.response,
-        {name: criterion.question for name, criterion in content.criteria.items()},
-        {name: criterion.weight for name, criterion in content.criteria.items()},
-        content.separate,
+        task=content.task,
+        judge=content.judge,
+        prompt_name=content.prompt,
+        response_name=content.response,
+        criteria=questions,
+        weights=weights,
+        separate=content.separate,
     )
 
 
-def _read_content(path: Path) -> object:
-    """What a TOML or JSON file holds."""
+def _read_content(path: Path) -> dict[str, object]:
+    """The keys and values of a TOML or JSON file. Raises ValueError if it is neither, or no object."""
     text = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".json":
-        return json.loads(text, object_pairs_hook=without_repeats)
-    return tomllib.loads(text)
+    if path.suffix.lower() != ".json":
+        return tomllib.loads(text)
+    content = json.loads(text, object_pairs_hook=without_repeats)
+    if not isinstance(content, dict):
+        raise ValueError("it must be an object with keys")
+    return content
