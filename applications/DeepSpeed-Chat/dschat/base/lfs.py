@@ -9,9 +9,14 @@ POINTER = b"version https://git-lfs.github.com/spec/"  # begins every pointer
 
 
 def refuse_pointer(file: Path, where: str) -> None:
-    """Raises UserError if a file is a pointer of Git LFS; the message begins with `where`.
+    """Refuses a pointer of Git LFS. A file that cannot be read is left to its reader.
 
-    A file that cannot be read is left to its reader.
+    Args:
+        file: the file to look at.
+        where: the flag or folder that the message names first.
+
+    Raises:
+        UserError: the file is a pointer.
     """
     try:
         with open(file, "rb") as stream:
