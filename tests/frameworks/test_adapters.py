@@ -5,6 +5,7 @@ With the frameworks themselves: `make test-frameworks`.
 """
 
 import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,7 @@ def test_the_loss_of_macro_ratios_is_what_trl_said() -> None:
     said = recorded("trl")
     mask = said["mask"].bool()
     macro = segment(fixed(mask, 3), mask)
-    ratios = [macro_logprobs(said[name].float(), macro, mean=False) for name in ("new", "old")]
+    ratios = [macro_logprobs(said[name].float(), macro, "macro") for name in ("new", "old")]
     advantages = said["advantages"].float()[:, None].expand(mask.shape)
     loss, _ = policy_loss(*ratios, advantages, mask, 0.2, len(mask), loss_weights("response", macro, mask))
     assert float(loss) == pytest.approx(float(said["loss"]), abs=1e-5)
@@ -102,6 +103,26 @@ def test_a_tools_answer_costs_no_kl_in_slime() -> None:
     batch["kl"][0][2:5] = 5.0
     slime.estimator(MacroActionsConfig("fixed", 1))(SimpleNamespace(kl_coef=0.1, gamma=1.0, lambd=1.0), batch)
     torch.testing.assert_close(batch["returns"][0], torch.zeros(LENGTHS[0]), atol=1e-6, rtol=0)
+
+
+def test_the_check_of_slime_leaves_slime_as_it_was(monkeypatch) -> None:
+    """Values .5 .25 and a score of 1: δ is −.25 and .75, and −.25 + ½·.75 = .125."""
+
+    def dispatch(args: Any, data: dict[str, Any]) -> None:
+        assert loss.mpu.is_pipeline_last_stage()
+        data["kl"] = [torch.zeros_like(row) for row in data["log_probs"]]
+        loss.load_function(args.custom_advantage_function_path)(args, data)
+
+    loss = SimpleNamespace(
+        mpu=SimpleNamespace(is_pipeline_last_stage=None), load_function=None, compute_advantages_and_returns=dispatch
+    )
+    for name in ("slime", "slime.backends", "slime.backends.megatron_utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(sys.modules["slime.backends.megatron_utils"], "loss", loss, raising=False)
+    rewards, values, mask = torch.tensor([[[0.0, 1.0]], [[0.5, 0.25]], [[1.0, 1.0]]])
+    advantages, returns = slime.run_dispatcher(MacroActionsConfig("fixed", 1), rewards, values, mask)
+    assert advantages.tolist() == [[0.125, 0.75]] and returns.tolist() == [[0.625, 1.0]]
+    assert loss.load_function is None and loss.mpu.is_pipeline_last_stage is None
 
 
 class ExperienceMaker:

@@ -171,7 +171,7 @@ def _check_supported(trainer: Any) -> None:
         raise UnsupportedError(f"skyrl: fully asynchronous training has no old log-probabilities for {LOSS_NAME}.")
 
 
-def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
+def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns from SkyRL's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     from skyrl.backends.skyrl_train.utils import ppo_utils
 

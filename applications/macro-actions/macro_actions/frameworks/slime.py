@@ -12,6 +12,7 @@ advantages with --normalize-advantages.
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -36,13 +37,8 @@ def estimator(config: MacroActionsConfig) -> Estimator:
         if [len(row) for row in values] != list(lengths):
             raise UnsupportedError("slime: --context-parallel-size must be 1: a part of a response cannot be cut.")
 
-        # Token rewards: the KL penalty on the policy's tokens, and the score on the last one.
         mask = _padded(rollout_data["loss_masks"]).to(values[0].device)
-        rewards = _padded([-args.kl_coef * kl for kl in rollout_data["kl"]]) * mask
-        last_tokens = torch.tensor(lengths, device=rewards.device) - 1
-        scores = torch.tensor(rollout_data["rewards"], dtype=rewards.dtype, device=rewards.device)
-        rewards[torch.arange(len(lengths)), last_tokens] += scores
-
+        rewards = _token_rewards(args.kl_coef, rollout_data, mask)
         ends = config.ends(mask, "slime", **_condition_inputs(config, rollout_data))
         advantages, returns = config.gae(_padded(values), rewards, ends, mask, args.gamma, args.lambd)
         rollout_data["advantages"] = _rows(advantages, lengths)
@@ -51,10 +47,19 @@ def estimator(config: MacroActionsConfig) -> Estimator:
     return set_advantages
 
 
+def _token_rewards(kl_coef: float, rollout_data: dict[str, Any], mask: Tensor) -> Tensor:
+    """Token rewards: the KL penalty on the policy's tokens, and the score on the response's last one. (B, R)"""
+    rewards = _padded([-kl_coef * kl for kl in rollout_data["kl"]]) * mask
+    last_tokens = torch.tensor(rollout_data["response_lengths"], device=rewards.device) - 1
+    scores = torch.tensor(rollout_data["rewards"], dtype=rewards.dtype, device=rewards.device)
+    rewards[torch.arange(len(rewards)), last_tokens] += scores
+    return rewards
+
+
 def _condition_inputs(config: MacroActionsConfig, rollout_data: dict[str, Any]) -> dict[str, Any]:
     """The input that the condition reads; empty if slime's rollout does not have it.
 
-    Numbers of samples take the place of uids, which slime lacks. The critic's process has no log-probabilities of the
+    slime has no uid per prompt: each sample's own index is used. The critic's process has no log-probabilities of the
     reference.
     """
     argument = READS.get(config.termination_condition)
@@ -78,10 +83,19 @@ def _rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     return [row[:length] for row, length in zip(x, lengths, strict=True)]
 
 
-def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
-    """Advantages and returns from slime's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each.
+def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Advantages and returns from slime's own dispatcher, with γ = 1 and λ = .5, for the check of the adapter.
 
     It imports Megatron.
+
+    Args:
+        config: the macro actions.
+        rewards: shape ``(B, R)``; each row's sum is the score of its response.
+        values: shape ``(B, R)``.
+        mask: shape ``(B, R)``, 1 on response tokens, which begin each row.
+
+    Returns:
+        Shape ``(B, R)`` each.
     """
     from argparse import Namespace
 
@@ -91,7 +105,7 @@ def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, 
     lengths = [int(row.sum()) for row in mask]
     data: dict[str, Any] = {
         "values": _rows(values, lengths),
-        "log_probs": _rows(values, lengths),
+        "log_probs": _rows(values, lengths),  # only their shapes are read, since kl_coef is 0
         "loss_masks": _rows(mask, lengths),
         "rewards": rewards.sum(1).tolist(),
         "response_lengths": lengths,
@@ -106,7 +120,9 @@ def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, 
         use_opd=False,
         custom_advantage_function_path="macro_actions",
     )
-    loss.mpu.is_pipeline_last_stage = lambda: True
-    loss.load_function = lambda path: estimator(config)
-    loss.compute_advantages_and_returns(args, data)
+    with (
+        patch.object(loss.mpu, "is_pipeline_last_stage", lambda: True),
+        patch.object(loss, "load_function", lambda path: estimator(config)),
+    ):
+        loss.compute_advantages_and_returns(args, data)
     return _padded(data["advantages"]), _padded(data["returns"])

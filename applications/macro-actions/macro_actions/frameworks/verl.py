@@ -85,7 +85,7 @@ def _condition_inputs(config: MacroActionsConfig, trainer_base: Any, batch: Any)
     return {argument: rows.tolist() if argument == "uids" else rows.to_padded_tensor(0)}
 
 
-def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
+def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns from verl's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     import verl
     from verl.trainer.ppo.ray_trainer import compute_advantage
