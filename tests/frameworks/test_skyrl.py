@@ -110,7 +110,7 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
     advantages = right(case.advantages)
     found, _ = loss(new, old, advantages, config=copy.copy(config), loss_mask=mask, rollout_logprobs=None)
     macro = segment(right(case.ends.float()), mask)
-    ratios = [macro_logprobs(x, macro, mean=False) for x in (new, old)]
+    ratios = [macro_logprobs(x, macro, "macro") for x in (new, old)]
     expected, _ = policy_loss(*ratios, advantages, mask.bool(), 0.2, 1.0, cliprange_high=0.3)
     regular = copy.copy(config)
     regular.policy_loss_type = "regular"

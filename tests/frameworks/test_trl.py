@@ -79,8 +79,7 @@ class Compared(MacroGRPOTrainer):
             new = self._logprobs(model, inputs)
             old = inputs["old_per_token_logps"]
             macro = segment(fixed(mask, self.macro_actions.ngram), mask)
-            mean = self.macro_actions.policy_ratio == "macro_mean"
-            ratios = [macro_logprobs(x, macro, mean) for x in (new, old)]
+            ratios = [macro_logprobs(x, macro, self.macro_actions.policy_ratio) for x in (new, old)]
             advantages = inputs["advantages"][:, None].expand_as(new)
             weights = loss_weights("response", macro, mask)
             expected, stats = policy_loss(*ratios, advantages, mask, 0.2, len(mask), weights)

@@ -117,7 +117,7 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
     named = {"response_mask": mask, "loss_agg_mode": "token-mean", "config": config}
     found, _ = loss(old_log_prob=old, log_prob=new, advantages=case.advantages, **named, rollout_is_weights=None)
     macro = segment(case.ends, case.mask)
-    ratios = [macro_logprobs(x, macro, mean=False) for x in (new, old)]
+    ratios = [macro_logprobs(x, macro, "macro") for x in (new, old)]
     # verl's dual clip bounds what a negative advantage costs: at three times the advantage.
     ratio = (ratios[0] - ratios[1]).exp()
     assert ratio[case.mask].max() < 3

@@ -135,14 +135,14 @@ def test_values_of_few_bits_are_computed_in_float32(kind) -> None:
         assert one.dtype == exact and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
-def test_log_probabilities_of_few_bits_are_pooled_in_float32(mean) -> None:
+@pytest.mark.parametrize("ratio", ["macro", "macro_mean"])
+def test_log_probabilities_of_few_bits_are_pooled_in_float32(ratio) -> None:
     """A sum in bfloat16, of eight bits, would be off by more than what a clip range is."""
     few = (-2 * torch.rand(8, 200, generator=torch.Generator().manual_seed(0))).bfloat16()
     mask = torch.ones_like(few)
     macro = macro_actions.segment(macro_actions.fixed(mask, math.inf), mask)
-    found = macro_actions.macro_logprobs(few, macro, mean)
-    expected = few.double().mean(1) if mean else few.double().sum(1)
+    found = macro_actions.macro_logprobs(few, macro, ratio)
+    expected = few.double().mean(1) if ratio == "macro_mean" else few.double().sum(1)
     assert found.dtype == torch.float32
     assert_near(found[:, 0], expected, FORWARD)
 

@@ -207,7 +207,16 @@ def test_losses_are_trls(ratio, mean, name) -> None:
 def test_the_ratio_of_a_response_is_that_of_one_macro_action(lengths, seed) -> None:
     mask = mask_of(lengths, width_of(lengths))
     logprobs = normal(mask.shape, seed)
-    assert_near(sequence_logprobs(logprobs, mask), macro_logprobs(logprobs, whole(mask), mean=True), FORMULA)
+    assert_near(sequence_logprobs(logprobs, mask), macro_logprobs(logprobs, whole(mask), "macro_mean"), FORMULA)
+
+
+def test_the_mean_of_few_bits_is_one_of_float32() -> None:
+    """256 tokens of −1 and one of −2: their mean −258/257 is −1 in bfloat16."""
+    logprobs = -torch.ones(1, 257, dtype=torch.bfloat16)
+    logprobs[0, 0] = -2
+    found = sequence_logprobs(logprobs, torch.ones(1, 257, dtype=torch.bool))
+    assert found.dtype == torch.float32
+    assert_near(found[:, 1], [-258 / 257], FORMULA)
 
 
 # Two responses of 3 and 1 tokens; macro actions of 2 and 1, and of 1. The second token of the first is not counted.

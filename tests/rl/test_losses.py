@@ -191,7 +191,7 @@ def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> Non
 def test_macro_statistics_count_macro_actions() -> None:
     ends, mask = masked_case([[3, 2], [4]], 1)
     macro = segment(ends, mask)
-    old = macro_logprobs(draw(mask, 0), macro, mean=False)
+    old = macro_logprobs(draw(mask, 0), macro, "macro")
     _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2, 3, loss_weights("macro", macro, mask))
     assert_near(stats["ratio"], 1.0, FORMULA)
     assert stats["clipfrac"] == 0.0 and stats["approxkl"] == 0.0
@@ -241,7 +241,7 @@ def test_macro_actions_and_responses_are_masked_as_a_whole() -> None:
     ones = torch.ones(mask.shape)
     for pair, kept in (
         ((new, old), 3.0),
-        ((macro_logprobs(new, macro, mean=False), macro_logprobs(old, macro, mean=False)), 0.0),
+        ((macro_logprobs(new, macro, "macro"), macro_logprobs(old, macro, "macro")), 0.0),
         ((sequence_logprobs(new, mask), sequence_logprobs(old, mask)), 3 * 1.125 ** (1 / 3)),
     ):
         loss, _ = masked_policy_loss(*pair, ones, mask, 0.75, 2.0)

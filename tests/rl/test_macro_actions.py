@@ -41,12 +41,14 @@ def test_sigma_of_five_tokens_by_hand(value_function, weights) -> None:
         assert_near(found, [12 / 137, 15 / 137, 20 / 137, 30 / 137, 60 / 137], FORMULA)
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_macro_logprobs_gradient_by_hand(mean) -> None:
+@pytest.mark.parametrize("ratio", ["macro", "macro_mean"])
+def test_macro_logprobs_gradient_by_hand(ratio) -> None:
     """Tokens weigh 1, 2, 3, 4, 5: each log-prob collects the weights of its whole action, over m for the mean."""
     ends, mask = masked_case([[2, 3]], 1)
     logprobs = torch.tensor([[-1.0, -2.0, -3.0, -4.0, -5.0, math.nan]], requires_grad=True)
-    found = macro_logprobs(logprobs, segment(ends, mask), mean)
+    found = macro_logprobs(logprobs, segment(ends, mask), ratio)
     found[:, :5].mul(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])).sum().backward()
-    expected = [[1.5, 1.5, 4.0, 4.0, 4.0, 0.0]] if mean else [[3.0, 3.0, 12.0, 12.0, 12.0, 0.0]]
+    expected = [[1.5, 1.5, 4.0, 4.0, 4.0, 0.0]] if ratio == "macro_mean" else [[3.0, 3.0, 12.0, 12.0, 12.0, 0.0]]
     assert_near(logprobs.grad, expected, FORMULA)
+    with pytest.raises(ValueError, match="policy_ratio must be one of macro, macro_mean, not 'token'"):
+        macro_logprobs(logprobs, segment(ends, mask), "token")

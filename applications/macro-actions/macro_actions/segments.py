@@ -13,7 +13,7 @@ from macro_actions.masked import last_true
 from macro_actions.types import MacroActions
 
 VALUE_FUNCTIONS = ("equal", "unit", "position", "first")
-MEANS = {"macro": False, "macro_mean": True}  # policy ratio of macro actions → whether it is a geometric mean
+MACRO_RATIOS = ("macro", "macro_mean")  # policy ratios of a macro action: a product over its tokens, a geometric mean
 
 
 def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
@@ -21,7 +21,7 @@ def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
 
     Example: ends 0 1 0 0 1 on five response tokens give index 0 0 1 1 1 and lengths 2 3.
 
-    The number of columns M is read from the device, which waits for it.
+    M is read on the host, which synchronises with the device.
 
     Args:
         ends: shape ``(B, R)``, bool, True on the last token of each macro action. Entries off the response are
@@ -139,28 +139,34 @@ def value_weights(macro: MacroActions, value_function: str, dtype: torch.dtype =
     return torch.where(on_response, weights, 0.0).to(dtype)
 
 
-def macro_logprobs(logprobs: Tensor, macro: MacroActions, mean: bool) -> Tensor:
+def macro_logprobs(logprobs: Tensor, macro: MacroActions, policy_ratio: str) -> Tensor:
     """Log-probability of each macro action, on each of its tokens: Σ_j logprobs_j, or that divided by the length.
 
-    exp of the difference of two such tensors is the policy ratio of Eq. 4 (sum) or its geometric mean.
+    exp of the difference of two such tensors is the policy ratio of Eq. 4 or its geometric mean.
 
     Args:
         logprobs: shape ``(B, R)``, differentiable.
         macro: the segments.
-        mean: divide by the number of tokens.
+        policy_ratio: ``macro`` for the sum, ``macro_mean`` to divide it by the number of tokens.
 
     Returns:
         Shape ``(B, R)``, 0 off the response.
+
+    Raises:
+        ValueError: the policy ratio is unknown.
     """
-    reduction = "mean" if mean else "sum"
-    return to_tokens(pool_rewards(logprobs, macro, reduction, "equal"), macro)
+    if policy_ratio not in MACRO_RATIOS:
+        raise ValueError(f"policy_ratio must be one of {', '.join(MACRO_RATIOS)}, not {policy_ratio!r}")
+    reduction = "mean" if policy_ratio == "macro_mean" else "sum"
+    pooled = pool_rewards(logprobs, macro, reduction)  # log-probabilities add up like rewards
+    return to_tokens(pooled, macro)
 
 
 def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     """Mean log-probability of the whole response, on each of its tokens: the ratio of GSPO (Zheng et al. 2025).
 
-    The value equals that of :func:`macro_logprobs` with ``mean`` and one macro action per response. The gradient is
-    that of the token's own log-probability (GSPO-token): equal to GSPO's where a response has one advantage, and
+    The value equals that of :func:`macro_logprobs` with ``macro_mean`` and one macro action per response. The gradient
+    is that of the token's own log-probability (GSPO-token): equal to GSPO's where a response has one advantage, and
     separate for each token where advantages differ.
 
     Args:
@@ -170,6 +176,7 @@ def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     Returns:
         Shape ``(B, R)``, 0 off the response.
     """
+    logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
     logprobs = torch.where(response_mask, logprobs, 0.0)
     constant = logprobs.detach()
     lengths = response_mask.sum(1, keepdim=True).clamp(min=1)

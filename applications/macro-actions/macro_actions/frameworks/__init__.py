@@ -20,7 +20,7 @@ from torch import Tensor
 
 from macro_actions.conditions import fixed, make_row_seeds, parsing, ppl, randomized
 from macro_actions.returns import macro_gae
-from macro_actions.segments import MEANS, macro_logprobs, pool_rewards, segment, value_weights
+from macro_actions.segments import macro_logprobs, pool_rewards, segment, value_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,8 +82,6 @@ class MacroActionsConfig:
         if self.termination_condition not in CONDITIONS:
             choices = ", ".join(CONDITIONS)
             raise ValueError(f"termination_condition must be one of {choices}, not {self.termination_condition!r}")
-        if self.policy_ratio not in MEANS:
-            raise ValueError(f"policy_ratio must be one of {', '.join(MEANS)}, not {self.policy_ratio!r}")
         if self.termination_condition == "parsing" and self.tokenizer is None:
             raise ValueError("termination_condition parsing: give the policy's tokenizer=")
 
@@ -94,6 +92,7 @@ class MacroActionsConfig:
         macro = segment(token, token)
         value_weights(macro, self.value_function)
         pool_rewards(token, macro, self.macro_reward)
+        macro_logprobs(token, macro, self.policy_ratio)
 
     def ends(
         self,
@@ -176,8 +175,7 @@ class MacroActionsConfig:
             UnsupportedError: the condition reads more than the mask, which is the only input that losses have.
         """
         macro = segment(self.ends(response_mask, framework), response_mask)
-        mean = MEANS[self.policy_ratio]
-        return [macro_logprobs(x, macro, mean) for x in logprobs]
+        return [macro_logprobs(x, macro, self.policy_ratio) for x in logprobs]
 
     def _row_seeds(self, uids: Sequence[Hashable]) -> Tensor:
         """Seeds for `randomized`, from each prompt's uid and the number of the sample among its rows. Shape (B,)."""

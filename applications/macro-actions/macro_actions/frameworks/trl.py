@@ -15,7 +15,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, require
-from macro_actions.segments import MEANS, macro_logprobs, segment
+from macro_actions.segments import macro_logprobs, segment
 from macro_actions.types import MacroActions
 
 HOOKS = ("_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies")
@@ -98,7 +98,7 @@ class MacroGRPOTrainer(GRPOTrainer):
     def _pooled(self, logprobs: Tensor) -> Tensor:
         """Log-probabilities of macro actions, on each of their tokens. (B, R) → (B, R)."""
         assert self._macro is not None  # while a loss is computed
-        return macro_logprobs(logprobs, self._macro, MEANS[self.macro_actions.policy_ratio])
+        return macro_logprobs(logprobs, self._macro, self.macro_actions.policy_ratio)
 
     @staticmethod
     def _mask(inputs: Any) -> Tensor:

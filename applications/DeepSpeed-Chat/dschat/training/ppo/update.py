@@ -367,7 +367,7 @@ def _logprobs_of_ratio(logprobs: Tensor, part: PPOBatch, flags: LossFlags) -> Te
         return logprobs
     if flags.policy_ratio == "sequence_mean":
         return sequence_logprobs(logprobs, part.response_mask)
-    return macro_logprobs(logprobs, part.macro, flags.policy_ratio == "macro_mean")
+    return macro_logprobs(logprobs, part.macro, flags.policy_ratio)
 
 
 def _critic_step(
