@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs for problems, run on their tests: the file, and what an interruption leaves."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from cli_runs import read_jsonl
+from cli_runs import read_jsonl, write_jsonl
 from dschat.base.errors import UserError
-from dschat.programs.command import run_programs
+from dschat.programs.command import respond_and_run, run_programs
 from dschat.programs.levels import weakness
 from dschat.programs.options import ProgramOptions
+from factories import make_prompt
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
@@ -35,3 +38,17 @@ def test_every_problem_with_tests_is_answered_and_run(options):
     assert all(len(row["samples"]) == 2 for row in rows) and statuses <= {"compile_error", "runtime_error", "wrong"}
     with pytest.raises(UserError, match="exists, finished"):
         run_programs(chosen)
+
+
+def test_difficulty_0_is_a_difficulty():
+    silent = SimpleNamespace(respond=lambda examples, num_return: [])
+    examples = [make_prompt([1], "p", 0, {"input_output": "", "difficulty": level}) for level in (0, None)]
+    entries = respond_and_run(silent, None, 1, "last", "mine", examples)
+    assert [entry["row"]["difficulty"] for entry in entries] == ["0", ""]
+    assert [entry["row"]["dataset"] for entry in entries] == ["mine", "mine"]
+
+
+def test_problems_without_tests_are_refused(options, tmp_path):
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "p", "input_output": None}])
+    with pytest.raises(UserError, match="no problem has tests: give rows whose column input_output holds them"):
+        run_programs(options(dataset="mine", data_path=str(file)))

@@ -4,6 +4,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.data.examples import PromptExample
@@ -31,20 +32,17 @@ def run_programs(options: ProgramOptions) -> str:
     left_out = selection.dropped + untested
     num_return = options.responses.num_return
     temperature = options.responses.temperature_value
+    published = find_known(options.data.data_path or options.data.dataset)
+    dataset = published.name if published else ""
 
     def prepare() -> BatchFunction:
         policy = answering.open_policy(temperature)
-        return selection.of_batch(partial(respond_and_run, policy, pool, num_return, flags.program_block))
+        return selection.of_batch(partial(respond_and_run, policy, pool, num_return, flags.program_block, dataset))
 
     def conclude(entries: list[Entry]) -> Concluded:
-        published = find_known(options.data.data_path or options.data.dataset)
-        dataset = published.name if published else ""
-        rows = []
-        for row in entry_rows(entries):
-            rows.append(row | {"dataset": dataset})
-        shares = ", ".join(map(" ".join, _status_shares(entries).items()))
+        rows = entry_rows(entries)
         remark = f" ({left_out} problems left out, {untested} of them without tests)" if left_out else ""
-        return rows, f"{len(rows)} problems{remark}: {shares}: {options.result_path}"
+        return rows, f"{len(rows)} problems{remark}: {_status_shares(rows)}: {options.result_path}"
 
     settings = answering.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
     settings |= {"temperature": temperature, "sandbox-level": pool.level}
@@ -58,18 +56,21 @@ def respond_and_run(
     pool: ProgramPool,
     num_return: int,
     program_block: ProgramBlock,
+    dataset: str,
     examples: list[PromptExample],
 ) -> list[Entry]:
-    """Sample `num_return` programs for each problem and run them on its tests."""
+    """Sample `num_return` programs for each problem of a data set, and run them on its tests."""
     tests = []
     origins = []
     entries: list[Entry] = []
     for example in examples:
         tests.append(tests_of(example.row))
         origins.append(example.row.origin)
+        difficulty = example.row.extra.get("difficulty")
         row = example.columns
-        row["difficulty"] = str(example.row.extra.get("difficulty") or "")
+        row["difficulty"] = "" if difficulty is None else str(difficulty)
         row["samples"] = []
+        row["dataset"] = dataset
         entries.append({"number": example.index, "row": row})
 
     for responses in policy.respond(examples, num_return):
@@ -93,18 +94,18 @@ def _with_tests(selection: Selection) -> tuple[Selection, int]:
     """The problems that have tests, and the number of those without."""
     examples = [example for example in selection.examples if has_tests(example.row)]
     if not examples:
-        raise UserError("--data_path: no problem has tests in its column input_output.")
+        raise UserError("no problem has tests: give rows whose column input_output holds them (docs/programs.md).")
     return replace(selection, examples=examples), len(selection.examples) - len(examples)
 
 
-def _status_shares(entries: list[Entry]) -> dict[str, str]:
-    """Share of the programs that ended in each status."""
+def _status_shares(rows: list[dict[str, Any]]) -> str:
+    """Share of the programs that ended in each status, such as "passed 12.5%, wrong 87.5%"."""
     counts: Counter[str] = Counter()
-    for row in entry_rows(entries):
+    for row in rows:
         for sample in row["samples"]:
             counts[sample["status"]] += 1
-    shares: dict[str, str] = {}
+    shares = []
     for status in reversed(STATUSES):
         if counts[status]:
-            shares[status] = f"{counts[status] / counts.total():.1%}"
-    return shares
+            shares.append(f"{status} {counts[status] / counts.total():.1%}")
+    return ", ".join(shares)
