@@ -11,7 +11,7 @@ from transformers import ByT5Tokenizer
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.models.tokenizer import end_token_id, load_tokenizer, open_tokenizer, save_tokenizer
-from dschat.models.vocabulary import require_same_tokenizer, same_ids
+from dschat.models.vocabulary import require_same_tokenizer, same_ids, vocabulary_difference
 from factories import TEXTS, make_tokenizer
 
 
@@ -174,6 +174,10 @@ def test_ids_mean_the_same_whatever_pads():
     added = make_tokenizer()
     added.add_special_tokens({"pad_token": "<fill>"})
     assert same_ids(plain, added) and same_ids(added, plain)
-    assert not same_ids(plain, make_tokenizer(eos_token="<bos>"))
+    other_end = make_tokenizer(eos_token="<bos>")
+    assert not same_ids(plain, other_end) and not same_ids(added, other_end)
+    assert vocabulary_difference(added, other_end) == "their BOS or EOS differ"  # the pad token may be in one alone
     added.add_tokens(["<|more|>"])
     assert not same_ids(plain, added) and not same_ids(added, plain)
+    number = added.convert_tokens_to_ids("<|more|>")
+    assert vocabulary_difference(plain, added) == f"1 of their tokens differ, such as '<|more|>': missing and {number}"

@@ -13,7 +13,7 @@ from dschat.models.classifiers import load_classifier, load_critic, load_trained
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
-from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of
+from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of, untrained_ids
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.generate import GenerateEngine
 from dschat.scoring.reward_reader import load_reward_model
@@ -51,6 +51,11 @@ def test_exactly_the_ids_that_the_tokenizer_lacks_are_missing(tmp_path):
     tokenizer = with_holes(tmp_path)
     assert missing_ids(tokenizer, ROWS) == MISSING and id_count(tokenizer) == 100 > len(tokenizer)
     assert missing_ids(make_tokenizer(), 100) == []
+
+
+def test_embeddings_that_are_all_zero_are_untrained():
+    assert untrained_ids(torch.zeros(6, 4), [1, 5]) == [1, 5]
+    assert untrained_ids(torch.eye(6), [1, 5]) == []
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "llama"])

@@ -18,10 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 
-_BUFFER = "missing_ids"  # buffer of a causal LM, not saved
+MISSING_IDS = "missing_ids"  # buffer of a causal LM, not saved
 SAMPLED_ROWS = 4096  # rows of embeddings whose median decides what is untrained
-# An untrained row is this near to the mean or to zero, relative to the median distance. New rows of transformers are
-# about 3e-5 away from the mean; a bfloat16 mean that is as long as that distance is rounded by less than 2^-9.
+# Rows closer to the mean (or to zero) than this fraction of the median distance are untrained. transformers puts new
+# rows at about 3e-5 of it; rounding of a bfloat16 mean adds up to 2^-9.
 UNTRAINED = 2**-8
 
 
@@ -35,44 +35,48 @@ def row_count(config: PreTrainedConfig) -> int:
     return int(config.get_text_config().vocab_size)
 
 
-def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
-    """Raises UserError unless the critic's tokenizer has the actor's vocabulary, BOS and EOS.
+def require_same_tokenizer(
+    actor_tokenizer: PreTrainedTokenizerBase,
+    scorer_tokenizer: PreTrainedTokenizerBase,
+    actor_flag: str,
+    scorer_flag: str,
+) -> None:
+    """Raises UserError unless the tokenizer of a critic or reward model has the actor's vocabulary, BOS and EOS.
 
-    Pad tokens may differ, since the critic reads masks.
+    Pad tokens may differ, since scorers read masks.
     """
-    if not same_ids(first, second):
+    if not same_ids(actor_tokenizer, scorer_tokenizer):
         raise UserError(
-            f"{first_flag} and {second_flag} have different tokenizers, but the critic reads the actor's token ids. "
+            f"{actor_flag} and {scorer_flag} have different tokenizers, but the critic reads the actor's token ids. "
             "Train the critic's start (step 2) from the same base as the actor (step 1); or name it as "
-            f"--reward_model_name_or_path alone, which is then read through text, and leave {second_flag} out: the "
+            f"--reward_model_name_or_path alone, which is then read through text, and leave {scorer_flag} out: the "
             "critic starts from the actor."
         )
 
 
-def same_ids(first: Any, second: Any) -> bool:
+def same_ids(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
     """Whether two tokenizers agree on every id; a pad token may exist in one of them only."""
+    return vocabulary_difference(first, second) is None
+
+
+def vocabulary_difference(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> str | None:
+    """What differs between two tokenizers, naming one token, for messages; None if they are `same_ids`."""
     first_vocabulary = dict(first.get_vocab())
     second_vocabulary = dict(second.get_vocab())
     if first.pad_token is not None and first.pad_token not in second_vocabulary:
         first_vocabulary.pop(first.pad_token, None)
     if second.pad_token is not None and second.pad_token not in first_vocabulary:
         second_vocabulary.pop(second.pad_token, None)
-    if first.bos_token_id != second.bos_token_id or first.eos_token_id != second.eos_token_id:
-        return False
-    return first_vocabulary == second_vocabulary
 
-
-def vocabulary_difference(first: Any, second: Any) -> str:
-    """What differs between two tokenizers that are not `same_ids`, for messages; names one token."""
-    first_vocabulary = first.get_vocab()
-    second_vocabulary = second.get_vocab()
     tokens = sorted(first_vocabulary.keys() | second_vocabulary.keys())
     differing = [token for token in tokens if first_vocabulary.get(token) != second_vocabulary.get(token)]
-    if not differing:
+    if differing:
+        token = differing[0]
+        ids = f"{first_vocabulary.get(token, 'missing')} and {second_vocabulary.get(token, 'missing')}"
+        return f"{len(differing)} of their tokens differ, such as {token!r}: {ids}"
+    if first.bos_token_id != second.bos_token_id or first.eos_token_id != second.eos_token_id:
         return "their BOS or EOS differ"
-    token = differing[0]
-    ids = f"{first_vocabulary.get(token, 'missing')} and {second_vocabulary.get(token, 'missing')}"
-    return f"{len(differing)} tokens differ, such as {token!r}: {ids}"
+    return None
 
 
 def missing_ids(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[int]:
@@ -90,7 +94,7 @@ def mask_missing_ids(causal_lm: Any, tokenizer: PreTrainedTokenizerBase) -> None
     if not missing:
         return
     device = causal_lm.get_input_embeddings().weight.device
-    causal_lm.register_buffer(_BUFFER, torch.tensor(missing, device=device), persistent=False)
+    causal_lm.register_buffer(MISSING_IDS, torch.tensor(missing, device=device), persistent=False)
     causal_lm.register_forward_hook(_mask_logits)
 
 
@@ -102,7 +106,7 @@ class HasBuffers(Protocol):
 
 def missing_ids_of(causal_lm: HasBuffers) -> Tensor | None:
     """The ids that `mask_missing_ids` removed, (K,) long; None if there are none."""
-    return dict(causal_lm.named_buffers(recurse=False)).get(_BUFFER)
+    return dict(causal_lm.named_buffers(recurse=False)).get(MISSING_IDS)
 
 
 def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
@@ -166,5 +170,5 @@ def untrained_ids(embeddings: Tensor, ids: Sequence[int]) -> list[int]:
     is_untrained = torch.zeros(len(ids), dtype=torch.bool, device=embeddings.device)
     for centre in (mean, torch.zeros_like(mean)):
         typical_distance = (some_rows - centre).norm(dim=1).median()
-        is_untrained |= (rows - centre).norm(dim=1) < UNTRAINED * typical_distance
+        is_untrained |= (rows - centre).norm(dim=1) <= UNTRAINED * typical_distance
     return [token_id for token_id, untrained in zip(ids, is_untrained.tolist(), strict=True) if untrained]

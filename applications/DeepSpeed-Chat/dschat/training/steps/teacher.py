@@ -7,7 +7,7 @@ from dschat.base.errors import UserError
 from dschat.models.limits import check_length
 from dschat.models.pretrained import open_config
 from dschat.models.tokenizer import load_tokenizer
-from dschat.models.vocabulary import id_count, lacks_rows, row_count, same_ids, vocabulary_difference
+from dschat.models.vocabulary import id_count, lacks_rows, row_count, vocabulary_difference
 from dschat.settings.ppo import PPOConfig
 from dschat.training.steps.step3 import ACTOR, TEACHER
 
@@ -15,10 +15,11 @@ from dschat.training.steps.step3 import ACTOR, TEACHER
 def check_teacher(config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError if a teacher cannot give the log-probs of every token that the actor may sample."""
     teacher_tokenizer = load_tokenizer(path, TEACHER, end_token=config.data.end_of_conversation_token)
-    if not same_ids(tokenizer, teacher_tokenizer):
+    difference = vocabulary_difference(tokenizer, teacher_tokenizer)
+    if difference is not None:
         raise UserError(
             f"{TEACHER} {path} and {ACTOR} {config.models.actor_model_name_or_path} have different vocabularies"
-            f" ({vocabulary_difference(tokenizer, teacher_tokenizer)}), but the teacher must give the probability of"
+            f" ({difference}), but the teacher must give the probability of"
             " each token that the actor samples. Give a teacher of the actor's family, with the same tokenizer."
         )
     teacher_config = open_config(path, TEACHER)
