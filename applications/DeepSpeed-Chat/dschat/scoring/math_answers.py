@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reward functions for problems with a known answer, by short name: `--reward_function math math_format`.
 
-The answer of a response is what its last "####" or \\boxed{} marks, else its last number.
+The answer of a response is what its last "####" or \\boxed{} marks, whichever is later, else its last number.
 The reference is the row's column `answer`: a value, or a solution with one of these marks. Numbers are compared
-exactly, as fractions. Anything else (roots, intervals, terms) is compared by math-verify where it is installed, and
-otherwise as text.
+exactly, as fractions. Anything else (letters, roots, intervals, terms) is compared as text, and where the texts differ
+by math-verify if it is installed.
 """
 
 import logging
@@ -18,16 +18,20 @@ from dschat.base.errors import UserError
 logger = logging.getLogger(__name__)
 
 ANSWER = "answer"  # column of the reference
-# An answer begins with a digit or a sign: a heading of Markdown, "#### Step 2", is none.
-MARK = re.compile(r"####\s*(?=[-−+.$\\(\[{*`\d])")
+# An answer begins with a digit or a sign, or is a capital letter alone on its line. The headings "#### Step 2" and
+# "#### 2. Add" of Markdown are no answers.
+NUMBERED_HEADING = r"\d+[.)][ \t]+\S"
+MARK = re.compile(rf"####[ \t]*(?!{NUMBERED_HEADING})(?=[-−+.$\\(\[{{*`\d]|[A-Z]\.?\s*$)", re.MULTILINE)
 BOX = "\\boxed{"
 # A minus after a word, a digit or a bracket is a subtraction.
 NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+(?:,\d{3})*)?"
-# Words after a number. Letters right behind it, and single ones but "a", may be variables. No text can be read in two
-# ways, so that a response that repeats itself takes no longer than another one.
-WORD = r"(?:a|[A-Za-z]{2,})\.?"
+PERCENT = r"(?i: ?%| percent\b)"
+# Words after a number are its unit, unless they change its value. Letters right behind a number, and single letters
+# but "a", may be variables. The pattern is unambiguous, so matching takes linear time.
+NO_UNIT = r"(?i:half|percent|pi|dozen|hundred|thousand|million|billion|trillion)s?\b"
+WORD = rf"(?!{NO_UNIT})(?:a|[A-Za-z]{{2,}})\.?"
 UNIT = rf"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: {WORD})+)?"
-VALUE = re.compile(rf"({NUMBER}) ?(%?){UNIT}")
+VALUE = re.compile(rf"({NUMBER})({PERCENT}?) ?{UNIT}")
 FRACTION = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 # LaTeX and other signs around a number that do not change it.
@@ -74,8 +78,11 @@ def is_right(answer: str, row: dict[str, object]) -> bool:
 
 def answer_of(text: str) -> str:
     """The marked answer of a text, else its last number; empty without either."""
-    numbers = re.findall(NUMBER, _plain(text))
-    return marked_answer(text) or next(reversed(numbers), "")
+    marked = marked_answer(text)
+    if marked:
+        return marked
+    numbers = re.findall(f"{NUMBER}{PERCENT}?", _plain(text))
+    return numbers[-1] if numbers else ""
 
 
 def marked_answer(text: str) -> str:
@@ -88,9 +95,8 @@ def marked_answer(text: str) -> str:
 
 def hashed_answer(text: str) -> str:
     """What follows the last "####" of a text on its line; empty without one."""
-    *_, rest = MARK.split(text)
-    is_marked = len(rest) < len(text)
-    return rest.strip().partition("\n")[0] if is_marked else ""
+    *before, rest = MARK.split(text)
+    return rest.partition("\n")[0].strip() if before else ""
 
 
 def _until_closed(text: str) -> str:
@@ -104,12 +110,13 @@ def _until_closed(text: str) -> str:
 
 
 def same_value(answer: str, reference: str) -> bool:
-    """Whether two answers are equal: as numbers if both are, otherwise as expressions."""
+    """Whether two answers are equal: as numbers if both are, otherwise as texts or expressions."""
     values = numbers_of(answer)
     reference_values = numbers_of(reference)
     if values and reference_values:
-        return not values.isdisjoint(reference_values)
-    return _same_expression(answer, reference)
+        # A plain number may equal either value of a percentage; two percentages must have both in common.
+        return values <= reference_values or reference_values <= values
+    return _plain(answer) == _plain(reference) or _same_expression(answer, reference)
 
 
 def numbers_of(text: str) -> set[Fraction]:
@@ -135,7 +142,7 @@ def _plain(text: str) -> str:
     text = WORDS.sub(r" \1", text)
     for sign, replacement in SIGNS.items():
         text = text.replace(sign, replacement)
-    return " ".join(text.split()).strip("*` ").rstrip(".")
+    return " ".join(text.split()).lstrip("*` ").rstrip("*`. ")
 
 
 def _same_expression(answer: str, reference: str) -> bool:
