@@ -57,7 +57,7 @@ def test_a_teacher_needs_the_actors_vocabulary(run, flags, sft, tmp_path):
     result = run("ppo", flags | {"teacher_model_name_or_path": folder})
     words = (
         f"--teacher_model_name_or_path {folder} and --actor_model_name_or_path",
-        "1 tokens differ, such as '<|unused|>': missing and",
+        "1 of their tokens differ, such as '<|unused|>': missing and",
         "with the same tokenizer",
     )
     message_of(result, *words)

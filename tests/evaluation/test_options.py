@@ -203,8 +203,8 @@ def test_gpus_by_number(gpus):
 @pytest.mark.parametrize(
     ("count", "flags", "words"),
     [
-        (2, {"device": "cuda:2"}, ["--device cuda:2", "2 GPUs"]),
-        (0, {"device": "cuda"}, ["--device cuda", "no GPU", "--device cpu", "CUDA_VISIBLE_DEVICES"]),
+        (2, {"device": "cuda:2"}, ["--device cuda:2", "GPUs found by PyTorch: 2."]),
+        (0, {"device": "cuda"}, ["--device cuda", "by PyTorch: 0.", "--device cpu", "CUDA_VISIBLE_DEVICES"]),
         (0, {"device": "tpu"}, ["--device tpu", "cuda:N"]),
     ],
 )

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlavaConfig
 
 from closeness import assert_near
 from dschat.base.errors import UserError
+from dschat.models.attention import check_attention, explain_refusal, use_attention, warn_once_if_other_attention
 from dschat.models.classifiers import load_scalar
 from dschat.models.load import load_causal_lm
-from dschat.models.opening import LoadOptions, check_attention, explain_refusal, warn_once_if_other_attention
+from dschat.models.opening import LoadOptions
 from dschat.training.steps.engines import RunPlan
 from dschat.training.steps.ppo import build_ppo_models
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
@@ -36,7 +38,18 @@ def test_a_family_without_flash_attention_is_named():
     assert unended is not None and "`kernels` is missing. Use --attn_implementation sdpa." in unended
     assert explain_refusal("flash_attention_2", "./bloom", ValueError("no such file")) is None
     assert explain_refusal("flash_attention_2", "./flash", OSError("./flash has no file config.json")) is None
+    assert explain_refusal("flash_attention_2", "./flash", ValueError("Unrecognized model in ./flash.")) is None
     assert explain_refusal("sdpa", "./bloom", error) is None
+
+
+def test_each_part_of_a_model_has_its_own_attention_again():
+    """Text by sdpa, images by eager, as its builder chose."""
+    config = LlavaConfig()
+    config._attn_implementation = {"": "sdpa", "text_config": "sdpa", "vision_config": "eager"}
+    with use_attention("one_token", config):
+        assert config.text_config._attn_implementation == config._attn_implementation == "one_token"
+    assert config.text_config._attn_implementation == config._attn_implementation == "sdpa"
+    assert config.vision_config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize(

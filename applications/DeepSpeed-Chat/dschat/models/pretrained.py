@@ -16,15 +16,9 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import base_of, has_score_head, named_base
+from dschat.models.attention import check_attention, explain_refusal, resolve_attention, warn_once_if_other_attention
 from dschat.models.open_errors import explain_missing, explaining, is_machine_error, refuse_pickles, refuse_pointers
-from dschat.models.opening import (
-    LoadOptions,
-    Placement,
-    check_attention,
-    explain_refusal,
-    resolve_attention,
-    warn_once_if_other_attention,
-)
+from dschat.models.opening import LoadOptions, Placement
 from dschat.models.reward_notes import add_adapter_notes
 from dschat.models.vocabulary import id_count
 

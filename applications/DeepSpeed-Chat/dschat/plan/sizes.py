@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dschat.models.attention import PLAIN_ATTENTION, SDPA, resolve_attention
 from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained, train_top_layers
 from dschat.models.limits import position_limit
-from dschat.models.opening import PLAIN_ATTENTION, SDPA, resolve_attention
 from dschat.models.operations import ModelCost, cached_per_token, cost_of
 
 FUSED = "fused_on_meta"  # an attention that never stores its scores, as flash attention does

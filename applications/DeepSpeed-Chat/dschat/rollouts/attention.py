@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dschat.models.opening import use_attention
+from dschat.models.attention import use_attention
 
 ONE_TOKEN = "one_token"  # the name of `attend_by_products` among transformers' attention functions
 

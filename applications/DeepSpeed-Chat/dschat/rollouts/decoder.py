@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dschat.models.attention import PLAIN_ATTENTION
 from dschat.models.eager import compiler_of
 from dschat.models.layout import to_device
-from dschat.models.opening import PLAIN_ATTENTION
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dschat.models.attention import PLAIN_ATTENTION
 from dschat.models.layout import COLUMN_STEP, round_up
-from dschat.models.opening import PLAIN_ATTENTION
 from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.decoder import Capacity, Decoder, SampleTokens
 from dschat.rollouts.sampling import Sampling, TokenSampler

@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from dschat.base.errors import UserError
 from dschat.models.adapters import lora_config
+from dschat.models.attention import ATTENTION_FLAG, EAGER, PLAIN_ATTENTION, SDPA, use_attention
 from dschat.models.backbone import position_inputs
 from dschat.models.eager import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, TrainedPolicy
-from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, use_attention
-from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.run.distributed import first_over_ranks
 from dschat.run.state import random_states, set_random_states
 
