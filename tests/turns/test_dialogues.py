@@ -70,10 +70,21 @@ FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_ne
 
 
 @pytest.mark.parametrize(
-    ("text", "question"), [("Question: a? Question:\n b?\n", "b?"), ("I stop here. Question: ", "")]
+    ("text", "question"),
+    [
+        ("Question: a? Question:\n b?\n", "b?"),
+        ("I stop here. Question: ", None),
+        ("**Question:** Is **b** so?", "Is **b** so?"),
+        ("**Question**: b?", "b?"),
+    ],
 )
 def test_the_question_stands_behind_the_last_mark(text, question):
-    assert question_of(text) == question
+    assert question_of(text, is_complete=True) == question_of(text, is_complete=False) == question
+
+
+def test_an_answer_without_a_mark_is_the_question_if_it_is_complete():
+    assert question_of(" b?\n", is_complete=True) == "b?"
+    assert question_of("The user would say this because", is_complete=False) is None
 
 
 def test_the_prompt_shows_the_dialogue_and_asks_for_justification_and_question():
@@ -86,7 +97,7 @@ def test_the_prompt_shows_the_dialogue_and_asks_for_justification_and_question()
 
 def test_no_question_ends_a_dialogue_and_leaves_the_others():
     def write(prompts, seeds):
-        answers = {"first": "Question: ", "second": None, "third": "Question: on"}
+        answers = {"first": "", "second": None, "third": "on"}
         return [answers[prompt.partition("### user: ")[2].split()[0]] for prompt in prompts]
 
     starts = [dialogue("first"), dialogue("second"), dialogue("third")]
@@ -104,13 +115,14 @@ def test_a_model_plays_the_user():
 
     def assistant(states, seeds):
         asked.append((list(states), list(seeds)))
-        return [None, AssistantTurn([1], [2], "because. Question: next?", True)]
+        cut = AssistantTurn([1], [2], "The user would say this because", False)
+        return [None, AssistantTurn([1], [2], "because. Question: next?", True), cut]
 
     user = SimulatedUser(ModelWriter(assistant))
-    dialogues = [dialogue("a", "b"), dialogue("c", "d")]
-    assert user(dialogues, [0, 1], [7, 8]) == [None, "next?"]
+    dialogues = [dialogue("a", "b"), dialogue("c", "d"), dialogue("e", "f")]
+    assert user(dialogues, [0, 1, 2], [7, 8, 9]) == [None, "next?", None]
     (states, seeds) = asked[0]
-    assert states[1] == [{"role": "user", "content": simulator_prompt(dialogues[1])}] and seeds == [7, 8]
+    assert states[1] == [{"role": "user", "content": simulator_prompt(dialogues[1])}] and seeds == [7, 8, 9]
 
 
 def test_a_function_plays_the_user(tmp_path):
@@ -123,17 +135,22 @@ def test_a_function_plays_the_user(tmp_path):
     assert given[0] == dialogue("a", "b")
 
 
-@pytest.mark.parametrize("result", [["one"], None])
-def test_a_function_must_return_a_text_for_each_dialogue(result):
+@pytest.mark.parametrize(
+    ("result", "shown"), [(["one"], "['one']"), (None, "None"), ([1, "b"], "[1, 'b']"), ("ab", "'ab'")]
+)
+def test_a_function_must_return_a_text_for_each_dialogue(result, shown):
     user = FunctionUser(lambda dialogues: result, "--user_function")
-    with pytest.raises(UserError, match="--user_function: the function must return a list of texts, one for each"):
+    with pytest.raises(
+        UserError, match="--user_function: the function must return a list of texts, one for each"
+    ) as caught:
         user([dialogue("a", "b"), dialogue("c", "d")], [0, 1], [0, 0])
+    assert str(caught.value).endswith(f"it returned {shown}.")
 
 
-def on(server: FakeJudge, folder, tries: int = 2) -> SimulatedUser:
-    endpoint = Endpoint("big", server.url, 20, 5.0, tries, KEY, FLAGS, "USER_API_KEY")
+def on(server: FakeJudge, folder, concurrency: int = 4) -> SimulatedUser:
+    endpoint = Endpoint("big", server.url, 20, 5.0, 2, KEY, FLAGS, "USER_API_KEY")
     remedy = "Finished dialogues are saved: give the same command again to go on."
-    return SimulatedUser(ServerWriter(endpoint, 0.8, 4, folder / "cache", remedy))
+    return SimulatedUser(ServerWriter(endpoint, 0.8, concurrency, folder / "cache", remedy))
 
 
 def says(messages):
@@ -155,3 +172,16 @@ def test_a_server_plays_the_user_and_is_asked_once(tmp_path):
         assert len(server.bodies) == 2  # the second time, from the disk
         assert on(server, tmp_path)(dialogues[:1], [0], [9]) == ["otherwise"]  # another seed asks anew
     assert KEY not in "".join(file.read_text() for file in (tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_rejected_dialogue_ends_alone_if_another_is_answered(tmp_path):
+    """Although it comes first; and afterwards also without another one."""
+    with judge_server() as server:
+        server.answer = says
+        server.fail_on("too long", (400, {"error": {"message": "too many tokens"}}, {}))
+        user = on(server, tmp_path, concurrency=1)
+        dialogues = [dialogue("too long", "b"), dialogue("c", "d")]
+        with pytest.raises(UserError, match="it refuses the request: .*too many tokens"):
+            user(dialogues[:1], [0], [1])
+        assert user(dialogues, [0, 1], [1, 2]) == [None, "after 1 answers"]
+        assert user(dialogues[:1], [0], [1]) == [None]

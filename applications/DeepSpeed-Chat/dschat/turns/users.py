@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import reprlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MARK = "Question:"
+MARK_PATTERN = re.compile(r"Question\**:\**")  # models also write it in bold type: **Question:**
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
 
 {{dialogue}}
@@ -35,10 +38,10 @@ the message itself, and nothing else."""
 
 
 class Writer(Protocol):
-    """Writes a text for each prompt."""
+    """Writes the user's message that each prompt asks for."""
 
     def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> Sequence[str | None]:
-        """Texts in the order of the prompts, None if there is none; a seed per prompt decides the sampling."""
+        """Messages in the order of the prompts, None if there is none; a seed per prompt decides the sampling."""
 
 
 class SimulatedUser:
@@ -49,10 +52,9 @@ class SimulatedUser:
 
     def __call__(
         self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
-    ) -> list[str | None]:
+    ) -> Sequence[str | None]:
         """See `dschat.turns.dialogues.User`."""
-        texts = self._write([simulator_prompt(dialogue) for dialogue in dialogues], seeds)
-        return [question_of(text or "") or None for text in texts]
+        return self._write([simulator_prompt(dialogue) for dialogue in dialogues], seeds)
 
 
 def simulator_prompt(dialogue: Dialogue) -> str:
@@ -61,14 +63,20 @@ def simulator_prompt(dialogue: Dialogue) -> str:
     return INSTRUCTIONS.replace("{dialogue}", messages)
 
 
-def question_of(text: str) -> str:
-    """The user's message in a model's answer: what follows the last "Question:", or the whole text without one."""
-    return text.rpartition(MARK)[2].strip()
+def question_of(text: str, is_complete: bool) -> str | None:
+    """The user's message in a model's answer: what follows the last "Question:", or a whole answer without one.
+
+    None if it is empty, or if the answer was cut off before it.
+    """
+    *before, message = MARK_PATTERN.split(text)
+    if not before and not is_complete:
+        return None
+    return message.strip() or None
 
 
 def has_message(reply: Reply) -> bool:
-    """Whether an answer contains a user's message that is not empty and was not cut off before it."""
-    return bool(question_of(reply.text)) and (MARK in reply.text or not reply.flaw)
+    """Whether a server's answer contains a user's message."""
+    return question_of(reply.text, is_complete=not reply.flaw) is not None
 
 
 class ModelWriter:
@@ -81,10 +89,10 @@ class ModelWriter:
         """See `Writer`."""
         dialogues: list[Dialogue] = [[{"role": "user", "content": prompt}] for prompt in prompts]
         replies = self._assistant(dialogues, seeds)
-        texts: list[str | None] = []
+        messages: list[str | None] = []
         for reply in replies:
-            texts.append(None if reply is None else reply.text)
-        return texts
+            messages.append(None if reply is None else question_of(reply.text, reply.finished))
+        return messages
 
 
 class ServerWriter:
@@ -114,18 +122,26 @@ class ServerWriter:
         self._client = open_chat(endpoint)
 
     def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """See `Writer`. Raises UserError if the server does not answer in its number of tries."""
+        """See `Writer`.
+
+        Raises:
+            UserError: the server does not answer in its number of tries, or has rejected every request so far.
+        """
         with ThreadPoolExecutor(self._concurrency) as pool:
             answers = []
             for prompt, seed in zip(prompts, seeds, strict=True):
                 answers.append(pool.submit(self._ask, prompt, seed))
             try:
-                return [answer.result() for answer in answers]
+                replies = [answer.result() for answer in answers]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        # A server that has answered others rejects this dialogue, which may be too long for it.
+        self._has_answered |= any(isinstance(reply, Reply) for reply in replies)
+        return [self._message_of(reply) for reply in replies]
 
-    def _ask(self, prompt: str, seed: int) -> str | None:
+    def _ask(self, prompt: str, seed: int) -> Reply | RequestRejected:
+        """The answer to a prompt, from the cache or the server, or why the server rejects the request."""
         endpoint = self._endpoint
         body = {
             "model": endpoint.model,
@@ -134,34 +150,34 @@ class ServerWriter:
             "temperature": self._temperature,
             "seed": seed & (2**31 - 1),
         }
+        # Without the address, which may change when a run is resumed.
         digest = digest_of(body)
         reply = self._cache.get(digest, has_message)
-        if reply is None:
-            reply = self._send(body)
-            if reply is None:
-                return None
-            reply = self._cache.put(digest, reply, has_message)
-        self._has_answered = True
-        if has_message(reply):
-            return reply.text
-        reason = reply.flaw or reply.refusal or "the answer is empty"
-        logger.warning("%s: no message of a user: %s", endpoint.flags.url, reason)
-        return None
-
-    def _send(self, body: dict[str, object]) -> Reply | None:
-        """The server's answer; None if it refuses this text but has answered others."""
-        flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
+        if reply is not None:
+            return reply
         try:
-            send = partial(complete, self._client, self._endpoint, body)
-            return with_retries(send, self._endpoint).reply
+            send = partial(complete, self._client, endpoint, body)
+            reply = with_retries(send, endpoint).reply
         except Unanswered as error:
-            problem = f"{flag}: {error}. {self._remedy}"
+            problem = f"{endpoint.flags.url} {endpoint.base_url}: {error}. {self._remedy}"
             raise UserError(problem.rstrip()) from error
         except RequestRejected as error:
+            return error
+        return self._cache.put(digest, reply, has_message)
+
+    def _message_of(self, reply: Reply | RequestRejected) -> str | None:
+        """The user's message; None, with a warning, if there is none."""
+        flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
+        if isinstance(reply, RequestRejected):
             if not self._has_answered:
-                raise UserError(f"{flag}: it refuses the request: {error}") from error
-            logger.warning("%s refuses one dialogue: %s", flag, error)
+                raise UserError(f"{flag}: it refuses the request: {reply}") from reply
+            logger.warning("%s refuses one dialogue: %s", flag, reply)
             return None
+        message = question_of(reply.text, is_complete=not reply.flaw)
+        if message is None:
+            reason = reply.flaw or reply.refusal or "the answer is empty"
+            logger.warning("%s: no message of a user: %s", flag, reason)
+        return message
 
 
 class FunctionUser:
@@ -178,11 +194,11 @@ class FunctionUser:
         copies: list[Dialogue] = []
         for dialogue in dialogues:
             copies.append([dict(message) for message in dialogue])
-        result: object = call_function(self._function, self._flag, copies)
-        texts = result if isinstance(result, list | tuple) else [result]
-        if len(texts) != len(dialogues) or not all(isinstance(text, str) for text in texts):
+        texts = call_function(self._function, self._flag, copies)
+        is_list = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+        if not is_list or len(texts) != len(dialogues):
             raise UserError(
                 f"{self._flag}: the function must return a list of texts, one for each of the {len(dialogues)} "
-                f"dialogues it gets; it returned {type(result).__name__} of {len(texts)}."
+                f"dialogues it gets; it returned {reprlib.repr(texts)}."
             )
-        return [str(text).strip() or None for text in texts]
+        return [text.strip() or None for text in texts]
