@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """--advantage_estimator segment_mc: values that completions measure, and the advantages that follow."""
 
+import logging
 import math
 
 import pytest
 import torch
 
 from closeness import FORMULA, assert_near
+from dschat.base.errors import UserError
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
@@ -14,7 +16,16 @@ from dschat.scoring.source import Scores, Weighted
 from dschat.scoring.weighted import WeightedScores
 from dschat.training.iteration import Clock
 from dschat.training.ppo.collect import ActorSampler
-from factories import credit_of_batch, make_causal_lm, make_prompts, ppo_config, ppo_loop
+from dschat.training.ppo.segment_values import mean_scores
+from factories import (
+    credit_of_batch,
+    largest_difference,
+    make_causal_lm,
+    make_prompts,
+    ppo_config,
+    ppo_loop,
+    weights_of,
+)
 from macro_actions.conditions import at_most
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand
@@ -144,21 +155,52 @@ def test_completions_are_scored_as_they_are_trained_on(group, tmp_path):
     assert_near(batch.trajectory.values, expected.float())
 
 
-def test_completions_without_a_score_are_left_out(group, tmp_path):
-    """Scores that are all 2: V is 2 where most completions have none, and by the others where all have none."""
+def test_mean_scores_by_hand():
+    """(1 + 5) / 2; of a state without a score, the 2 that its source gave; NaN if the source had none to give."""
+    scores = torch.tensor([[1.0, 9.0, 5.0], [2.0, 2.0, 2.0], [math.nan] * 3, [math.nan, 1.0, 3.0]])
+    missing = torch.tensor([[False, True, False], [True] * 3, [True] * 3, [True, False, False]])
+    means = mean_scores(scores, missing).tolist()
+    assert means[:2] == [3.0, 2.0] and math.isnan(means[2]) and means[3] == 2.0
 
-    def some(prompts, responses, rows):
+
+def scored_by(answer):
+    """2 for each response of the first call, and what `answer` says of each completion by its number."""
+
+    def score(prompts, responses, rows):
         calls.append(len(prompts))
-        if len(calls) == 1:
-            return [2.0] * len(prompts)
-        return [2.0 if n % 5 == 0 else None for n in range(len(prompts))]
+        return [2.0 if len(calls) == 1 else answer(number) for number in range(len(prompts))]
 
     calls = []
-    source = WeightedScores([Weighted(None, 1.0, FunctionScores(some, "--f", "skip"))], skips=True)
-    batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip"))
+    return WeightedScores([Weighted(None, 1.0, FunctionScores(score, "--f", "skip"))], skips=True)
+
+
+def test_completions_without_a_score_are_left_out(group, tmp_path):
+    """Scores that are all 2: V is 2 where most completions have none, and by the others where all have none."""
+    source = scored_by(lambda number: 2.0 if number % 5 == 0 else None)
+    batch, stats = batch_of(trainer_of(tmp_path, source, on_reward_error="skip"))
+    completions = 3 * int(batch.macro.mask.sum())
+    assert 0.7 * completions < stats.totals["rollout/mc_unscored"] <= 0.8 * completions
     assert batch.trajectory.values is not None
     assert_near(batch.trajectory.values, 2.0 * batch.response_mask.float())
     assert_near(batch.advantages, torch.zeros_like(batch.advantages))
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_no_value_without_any_score(action, group, tmp_path, caplog):
+    """No completion has a score, though all responses have: the rollout is refused or left out, no weight moves."""
+    flags = {"on_reward_error": "skip", "on_nonfinite": action, "eval_interval": 0}
+    trainer = trainer_of(tmp_path, scored_by(lambda number: None), **flags)
+    before = weights_of(trainer.algorithm.models.actor)
+    said = "values on rank 0 are not finite in rows [0, 1, 2, 3, 4, 5, 6, 7] of the rollout"
+    if action == "stop":
+        with pytest.raises(UserError) as error:
+            trainer.iterate([[1, 2], [3, 0]])
+        assert said in str(error.value)
+    else:
+        with caplog.at_level(logging.WARNING):
+            assert trainer.iterate([[1, 2], [3, 0]])["skipped/nonfinite"] == 2  # updates
+        assert said in caplog.text
+    assert largest_difference(weights_of(trainer.algorithm.models.actor), before) == 0
 
 
 def test_completions_are_paid_for(group, tmp_path):

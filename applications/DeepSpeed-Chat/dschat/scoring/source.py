@@ -124,7 +124,8 @@ class Scores:
     """Scores of B responses, and further results of a source."""
 
     values: Tensor  # (B,) float32
-    missing: Tensor | None = None  # (B,) bool: has no score, whatever its value; excluded from training
+    # (B,) bool: has no score; excluded from training. The value is the mean of the others, NaN if there are none.
+    missing: Tensor | None = None
     measured: Measured = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # further numbers of each response by name, (B,) float32
     segments: Tensor | None = None  # (B, M) float32: rewards of macro actions, which are parts of the values

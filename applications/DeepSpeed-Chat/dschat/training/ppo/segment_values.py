@@ -41,19 +41,20 @@ class SegmentValues:
     Attributes:
         values: shape ``(B, M)``, float32, 0 where there is no macro action.
         tokens: tokens that were sampled on this rank.
+        unscored: completions on this rank that have no score.
         measured: what score sources report of the completions, part by part.
     """
 
     values: Tensor
     tokens: int
+    unscored: int
     measured: list[Measured]
 
 
 class SegmentValueCollector(Collector):
     """Adds the values of the states before macro actions to a rollout.
 
-    V̂(s) is the mean score of K completions from s (Kazemnejad et al. 2024, "VinePPO"). Completions without a score are
-    left out; a state that has none left gets the mean over the states that are measured together with it.
+    V̂(s) is the mean score of K completions from s (Kazemnejad et al. 2024, "VinePPO"), see `mean_scores`.
 
     Values are measured part by part, so that not all completions are in memory at once. A run that is stopped samples
     the rollout and its completions again.
@@ -93,7 +94,11 @@ class SegmentValueCollector(Collector):
         rows = replace(rows, values=to_tokens(segment_values.values, rows.macro))
         stats = replace(
             stats,
-            totals={**stats.totals, "rollout/mc_tokens": segment_values.tokens},
+            totals={
+                **stats.totals,
+                "rollout/mc_tokens": segment_values.tokens,
+                "rollout/mc_unscored": segment_values.unscored,
+            },
             measured=with_judge_of_completions(stats.measured, segment_values.measured),
         )
         return replace(batch, rows=rows, stats=stats)
@@ -106,7 +111,7 @@ class SegmentValueCollector(Collector):
         Args:
             rows: B responses with M macro actions at most.
             examples: the prompt of each row.
-            iteration: a part of the seeds.
+            iteration: number of the iteration, which seeds the completions.
             moments: moments of the scores so far, with --normalize_scores.
 
         Raises:
@@ -119,6 +124,7 @@ class SegmentValueCollector(Collector):
         columns = macro.mask.shape[1]
         all_values = []
         tokens = 0
+        unscored = 0
         reports = []
         for first in range(0, count, self._part_rows):
             part = range(first, min(first + self._part_rows, count))
@@ -126,7 +132,8 @@ class SegmentValueCollector(Collector):
             generation, texts = self._sample_completions(
                 rollout, response_ids, states, examples, iteration, same_weights=first > 0
             )
-            means, measured = self._mean_scores(generation, texts, states, moments)
+            scores, missing, measured = self._score_completions(generation, texts, states, moments)
+            means = mean_scores(scores, missing)
 
             values = means.new_zeros(len(part), max(columns, 1))
             rows_of_part = [state.row - first for state in states]
@@ -134,8 +141,9 @@ class SegmentValueCollector(Collector):
             values[rows_of_part, macro_actions] = means
             all_values.append(values[:, :columns])
             tokens += int(generation.rollout.response_mask.sum())
+            unscored += int(missing.sum())
             reports.append(measured)
-        return SegmentValues(torch.where(macro.mask, torch.cat(all_values), 0.0), tokens, reports)
+        return SegmentValues(torch.where(macro.mask, torch.cat(all_values), 0.0), tokens, unscored, reports)
 
     def _sample_completions(
         self,
@@ -150,6 +158,7 @@ class SegmentValueCollector(Collector):
         actor = self._actor
         assert rollout.sample_index is not None  # sampled rollouts have it
         sample_numbers = rollout.sample_index.tolist()
+        max_new_tokens = actor.sampling.max_new_tokens
 
         row_examples = []
         prefixes = []
@@ -165,36 +174,40 @@ class SegmentValueCollector(Collector):
                 prefixes.append(prefix)
                 prompts.append([*example.prompt_ids, *prefix])
                 seeds.append(row_seed(actor.seed, SeedKind.COMPLETION, *seed_parts, number))
-                limits.append(actor.sampling.max_new_tokens - state.start)
+                limits.append(max_new_tokens - state.start)
 
         with actor.session(same_weights) as sample_responses:
             generation = sample_responses(prompts, actor.sampling, seeds, limits=limits)
         numbers = [example.index for example in row_examples]
         prompt_index = torch.tensor(numbers, device=generation.bad_rows.device)
-        rollout_of_states = replace(generation.rollout, prompt_index=prompt_index)
-        generation = replace(generation, rollout=rollout_of_states)
+        completions = replace(generation.rollout, prompt_index=prompt_index)
+        texts = self._completed_texts(row_examples, prefixes, completions)
+        return replace(generation, rollout=completions), texts
 
+    def _completed_texts(
+        self, examples: Sequence[PromptExample], prefixes: Sequence[list[int]], completions: Rollout
+    ) -> ResponseTexts:
+        """Texts of the completed responses: the ids before each completion, followed by the completion."""
         prompt_texts = []
         responses = []
         rows = []
-        completions = generation.rollout.response_rows()
-        are_finished = generation.rollout.finished.tolist()
-        for example, prefix, completion, finished in zip(
-            row_examples, prefixes, completions, are_finished, strict=True
+        finished = completions.finished.tolist()
+        for example, prefix, completion, has_end in zip(
+            examples, prefixes, completions.response_rows(), finished, strict=True
         ):
             prompt_texts.append(example.prompt_text)
-            responses.append(decode_sampled(actor.tokenizer, [*prefix, *completion], finished))
+            responses.append(decode_sampled(self._actor.tokenizer, [*prefix, *completion], has_end))
             rows.append(example.row)
-        return generation, ResponseTexts(prompt_texts, responses, rows, are_finished)
+        return ResponseTexts(prompt_texts, responses, rows, finished)
 
-    def _mean_scores(
+    def _score_completions(
         self,
         generation: Generation,
         texts: ResponseTexts,
         states: Sequence[SegmentState],
         moments: ScoreMoments | None,
-    ) -> tuple[Tensor, Measured]:
-        """The mean score of the K completions of each state, (S,), as scores are trained on; what sources report."""
+    ) -> tuple[Tensor, Tensor, Measured]:
+        """Scores of completions (S, K) as they are trained on; which are missing (S, K) bool; what sources report."""
         rollout = generation.rollout
         count = len(rollout.response_mask)
         starts = torch.tensor([state.start for state in states], device=rollout.response_mask.device)
@@ -210,18 +223,34 @@ class SegmentValueCollector(Collector):
         )
         scores = padded_scores[:count]
 
-        is_counted = torch.ones_like(lengths, dtype=torch.bool)
+        missing = torch.zeros_like(generation.bad_rows)
         if raw_scores.missing is not None:
-            is_counted = ~raw_scores.missing[:count]
-        scores = torch.where(is_counted, scores, 0.0)
-        # NaN stops the run or leaves the rollout out, as --on_nonfinite says.
+            missing = raw_scores.missing[:count] & ~generation.bad_rows
+        # Completions sampled from logits that are not finite: NaN stops the run or leaves the rollout out, as
+        # --on_nonfinite says.
         scores = torch.where(generation.bad_rows, torch.nan, scores)
+        shape = (len(states), self._completions)
+        return scores.view(shape), missing.view(shape), raw_scores.measured
 
-        sums = scores.view(-1, self._completions).sum(1)
-        counts = is_counted.view(-1, self._completions).sum(1)
-        mean_of_all = scores.sum() / is_counted.sum().clamp(min=1)
-        means = torch.where(counts > 0, sums / counts.clamp(min=1), mean_of_all)
-        return means, raw_scores.measured
+
+def mean_scores(scores: Tensor, missing: Tensor) -> Tensor:
+    """Mean score of each state's completions that have a score.
+
+    A state without any gets the mean over all of its completions. Sources give missing scores the mean of the others,
+    or NaN if there are none, which the trainer handles.
+
+    Example: scores 1 5 5 of which the second is missing give 3; scores 5 5 5 that are all missing give 5.
+
+    Args:
+        scores: shape ``(S, K)``.
+        missing: shape ``(S, K)``, bool.
+
+    Returns:
+        Shape ``(S,)``.
+    """
+    is_counted = ~missing | missing.all(1, keepdim=True)
+    sums = torch.where(is_counted, scores, 0.0).sum(1)
+    return sums / is_counted.sum(1)
 
 
 def with_judge_of_completions(measured: Measured, measured_parts: Sequence[Measured]) -> Measured:
@@ -231,11 +260,14 @@ def with_judge_of_completions(measured: Measured, measured_parts: Sequence[Measu
     """
     sums = dict(measured)
     for part in measured_parts:
-        for name in ("judge/cached", "judge/cost"):
-            if name in part:
-                total, count = sums[name]
-                part_total, part_count = part[name]
-                sums[name] = (total + part_total, count + part_count * (name == "judge/cached"))
+        if "judge/cached" in part:
+            cached, asked = sums["judge/cached"]
+            part_cached, part_asked = part["judge/cached"]
+            sums["judge/cached"] = (cached + part_cached, asked + part_asked)
+        if "judge/cost" in part:
+            cost, responses = sums["judge/cost"]
+            part_cost, _ = part["judge/cost"]
+            sums["judge/cost"] = (cost + part_cost, responses)
     return sums
 
 
