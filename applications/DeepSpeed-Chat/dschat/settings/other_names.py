@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Setting:
+class OtherSetting:
     """A setting of other trainers.
 
     Attributes:
@@ -25,7 +25,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Command:
+class OtherCommand:
     """A command or an algorithm of other trainers.
 
     Attributes:
@@ -40,15 +40,15 @@ class Command:
 
 
 @cache
-def settings() -> Sequence[Setting]:
+def settings() -> Sequence[OtherSetting]:
     """The settings of other trainers."""
-    return [Setting(**row) for row in _tables()["setting"]]
+    return [OtherSetting(**row) for row in _tables()["setting"]]
 
 
 @cache
-def commands() -> Sequence[Command]:
+def commands() -> Sequence[OtherCommand]:
     """The commands of other trainers."""
-    return [Command(**row) for row in _tables()["command"]]
+    return [OtherCommand(**row) for row in _tables()["command"]]
 
 
 @cache
