@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The actor's weights under the names of published folders, and vLLM's layers beside them."""
 
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -143,3 +148,82 @@ def test_a_part_of_a_layer_with_other_weights_is_found():
         kept, weight[1, 0] = weight[1, 0].clone(), 9
         assert wrong() == [name]
         weight[1, 0] = kept
+
+
+# -- the worker, beside stand-ins for the parts of vLLM that it extends
+
+
+class TransferEngine:
+    """What vLLM's engine does with a model of no layers; without an NCCL group."""
+
+    model_update_group = None
+
+    def __init__(self, config, vllm_config, device, model) -> None:
+        self.device, self.model = device, model
+        self.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def finish_weight_update(self) -> None:
+        pass
+
+
+class Model(nn.Module):
+    """Keeps the weights that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compute_logits = None
+        self.loaded: dict[str, torch.Tensor] = {}
+
+    def load_weights(self, weights) -> None:
+        self.loaded |= dict(weights)
+
+
+VLLM_NAMES = {
+    "config": ["VllmConfig"],
+    "config.weight_transfer": ["WeightTransferConfig"],
+    "distributed.weight_transfer": ["WeightTransferEngineFactory"],
+    "distributed.weight_transfer.nccl_engine": ["NCCLWeightTransferInitInfo"],
+    "model_executor.model_loader.reload.layerwise": ["get_layerwise_info"],
+}
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    for module_name, names in VLLM_NAMES.items():
+        module = ModuleType(f"vllm.{module_name}")
+        vars(module).update({name: Mock() for name in names})
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    engine_module = sys.modules["vllm.distributed.weight_transfer.nccl_engine"]
+    monkeypatch.setattr(engine_module, "NCCLWeightTransferEngine", TransferEngine, raising=False)
+    monkeypatch.setitem(sys.modules, "dschat.vllm.worker", None)  # so that it is taken out again
+    del sys.modules["dschat.vllm.worker"]
+    worker = importlib.import_module("dschat.vllm.worker")
+    monkeypatch.setattr(worker, "repack_weights", lambda model: None)
+    return worker
+
+
+def test_a_weight_arrives_whole_or_is_refused(worker, monkeypatch) -> None:
+    """[1, 2] in float32 is 00 00 80 3f, 00 00 00 40."""
+    model = Model()
+    weights = worker.TrainerWeights(None, None, torch.device("cpu"), model)
+    weights.init_transfer_engine(worker.RunInfo("a", 1.0, [], []))
+    pieces = bytes.fromhex("0000803f0000"), bytes.fromhex("0040")
+
+    def receive(piece) -> None:
+        weights.receive_weights(worker.WeightUpdate("w", "float32", [1, 2], "a.1", piece))
+
+    weights.start_weight_update()
+    receive(pieces[0])
+    with pytest.raises(RuntimeError, match="the last weight is incomplete: only 6 bytes of it came"):
+        weights.finish_weight_update()
+    receive(pieces[1])
+    weights.finish_weight_update()
+    assert model.loaded["w"].tolist() == [[1.0, 2.0]]
+    with pytest.raises(RuntimeError, match="w came without bytes, but there is no NCCL group"):
+        receive(None)
+    monkeypatch.setattr(worker, "wrong_layers", lambda *_: ["up", "down"])
+    with pytest.raises(RuntimeError, match="up computes with other weights than the actor's .wrong layers: 2."):
+        weights.finish_weight_update()

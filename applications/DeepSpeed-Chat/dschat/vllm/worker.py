@@ -47,6 +47,12 @@ class WeightUpdate:
     version: str  # of all weights of this update, RUN.NUMBER
     data: bytes | None = None
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The weight's dtype."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
 
 class TrainerWeights(NCCLWeightTransferEngine):
     """Loads a run's weights into vLLM's model, and reports layers that compute with other ones."""
@@ -88,42 +94,51 @@ class TrainerWeights(NCCLWeightTransferEngine):
         if not is_version_of_run(update_info.version, self._run):
             logger.warning("dropped weights %s of another run than %s", update_info.version, self._run)
             return
-        weight = self._receive_broadcast(update_info) if update_info.data is None else self._append_piece(update_info)
+        weight: Tensor | None
+        if update_info.data is None:
+            weight = self._receive_broadcast(update_info)
+        else:
+            weight = self._append_piece(update_info, update_info.data)
         if weight is not None:
             named_weight = [(update_info.name, weight)]
             shards = self.parallel_config.tensor_parallel_size
             self.model.load_weights(record_columns(named_weight, self._columns, self._transposed, shards))
 
     def _receive_broadcast(self, update: WeightUpdate) -> Tensor:
-        assert self.model_update_group is not None  # `init_transfer_engine` has joined it
-        dtype = getattr(torch, update.dtype)
-        weight = torch.empty(update.shape, dtype=dtype, device=self.device)
+        if self.model_update_group is None:
+            raise RuntimeError(f"{update.name} came without bytes, but there is no NCCL group to receive it from")
+        weight = torch.empty(update.shape, dtype=update.torch_dtype, device=self.device)
         self.model_update_group.broadcast(weight, src=0, stream=torch.cuda.current_stream())
         return weight
 
-    def _append_piece(self, update: WeightUpdate) -> Tensor | None:
+    def _append_piece(self, update: WeightUpdate, piece: bytes) -> Tensor | None:
         """The weight once its last piece is there; until then None."""
-        dtype = getattr(torch, update.dtype)
-        self._received += update.data or b""
+        self._received += piece
         elements = torch.Size(update.shape).numel()
-        if len(self._received) < elements * dtype.itemsize:
+        if len(self._received) < elements * update.torch_dtype.itemsize:
             return None
-        weight = torch.frombuffer(self._received, dtype=dtype)
+        weight = torch.frombuffer(self._received, dtype=update.torch_dtype)
         self._received = bytearray()
         return weight.view(update.shape).to(self.device)
 
     def finish_weight_update(self) -> None:
-        """Ends a version. Raises RuntimeError if a layer computes with other weights than were sent."""
+        """Ends a version.
+
+        Raises:
+            RuntimeError: a weight is incomplete, or layers compute with other weights than were sent.
+        """
+        if self._received:
+            raise RuntimeError(f"the last weight is incomplete: only {len(self._received)} bytes of it came")
         super().finish_weight_update()
         if self.device.type == "cpu":
             repack_weights(self.model)
         wrong = wrong_layers(self.model, self._columns, self.parallel_config.rank)
         if wrong:
-            raise RuntimeError(f"{wrong[0]} computes with other weights than the actor's")
+            raise RuntimeError(f"{wrong[0]} computes with other weights than the actor's (wrong layers: {len(wrong)})")
 
 
 class Extension:
-    """Methods added to vLLM's workers, for which they import this module before the engine is chosen by name."""
+    """Methods added to vLLM's workers. Importing this module for them also registers the engine below."""
 
     get_model: Callable[[], nn.Module]
     _weight_update_active: bool
