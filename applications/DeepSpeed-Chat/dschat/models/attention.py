@@ -73,13 +73,13 @@ def use_attention(name: str, config: PreTrainedConfig) -> Iterator[None]:
 
     Models with their own attention code (``_supports_attention_backend`` is False) are not affected.
     """
-    before = [(one, one._attn_implementation) for one in _with_sub_configs(config)]
+    before = [(part, part._attn_implementation) for part in _with_sub_configs(config)]
     config._attn_implementation = name  # and that of its sub-configs
     try:
         yield
     finally:
-        for one, attention in before:
-            one._attn_implementation = attention
+        for part, attention in before:
+            part._attn_implementation = attention
 
 
 def _with_sub_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
