@@ -39,7 +39,7 @@ fp16: true
         ("sft", "eval_steps", "did you mean --eval_interval? (eval_steps of TRL, LLaMA-Factory, Axolotl)"),
         ("sft", "fp16", "did you mean --dtype fp16? (fp16 of"),
         ("ppo", "micro_batch_size", "did you mean --per_device_training_batch_size? (micro_batch_size of Axolotl)"),
-        ("ppo", "beta", "did you mean --kl_ctl? (beta of TRL: TRL's default for GRPO is 0, here it is 0.05)"),
+        ("ppo", "beta", "did you mean --kl_ctl? (beta of TRL: TRL's default for GRPO is 0, that of --kl_ctl is 0.05)"),
         ("ppo", "learning_rate", "did you mean --actor_learning_rate?"),
         ("sft", "cutoff-len", "did you mean --max_seq_len? (cutoff_len of LLaMA-Factory: prompt and response"),
         ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),

@@ -31,15 +31,19 @@ def test_flash_attention_needs_half_precision(name, monkeypatch):
 
 def test_a_family_without_flash_attention_is_named():
     error = ValueError("BloomForCausalLM does not support Flash Attention 2 yet.\nAnd more.")
-    message = explain_refusal("flash_attention_2", "./bloom", error)
+    message = explain_refusal("flash_attention_2", "./bloom", "./bloom", error)
     assert message is not None and message.startswith("--attn_implementation flash_attention_2: ./bloom cannot")
     assert "Flash Attention 2 yet. Use --attn_implementation sdpa." in message
-    unended = explain_refusal("flash_attention_2", "./bloom", ImportError("`kernels` is missing"))
+    unended = explain_refusal("flash_attention_2", "./bloom", "./bloom", ImportError("`kernels` is missing"))
     assert unended is not None and "`kernels` is missing. Use --attn_implementation sdpa." in unended
-    assert explain_refusal("flash_attention_2", "./bloom", ValueError("no such file")) is None
-    assert explain_refusal("flash_attention_2", "./flash", OSError("./flash has no file config.json")) is None
-    assert explain_refusal("flash_attention_2", "./flash", ValueError("Unrecognized model in ./flash.")) is None
-    assert explain_refusal("sdpa", "./bloom", error) is None
+    assert explain_refusal("flash_attention_2", "./bloom", "./bloom", ValueError("no such file")) is None
+    assert (
+        explain_refusal("flash_attention_2", "./flash", "./flash", OSError("./flash has no file config.json")) is None
+    )
+    unknown = ValueError("Unrecognized model in org/Flash-7B.\nKnown are BloomConfig, FlexOlmoConfig.")
+    assert explain_refusal("flash_attention_2", "./adapter", "org/Flash-7B", unknown) is None
+    assert explain_refusal("flash_attention_2", "a", "a", error) is not None, "a name that stands in other words"
+    assert explain_refusal("sdpa", "./bloom", "./bloom", error) is None
 
 
 def test_each_part_of_a_model_has_its_own_attention_again():

@@ -58,6 +58,12 @@ def test_embeddings_that_are_all_zero_are_untrained():
     assert untrained_ids(torch.eye(6), [1, 5]) == []
 
 
+def test_a_row_at_a_rounded_mean_is_untrained():
+    """The rows' mean is about (4.01, 0), which bfloat16 rounds to (4, 0)."""
+    rows = torch.tensor([[4.01, 1.0], [4.01, -1.0]] * 20 + [[4.0, 0.0], [4.01, 2.0], [4.01, -2.0]])
+    assert untrained_ids(rows, [40, 41]) == [40]
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "llama"])
 def test_log_probs_are_of_the_distribution_over_the_tokenizer_s_ids(kind, tmp_path):
     """The expected ones are torch's over the columns that have tokens, also where the model caps its logits."""

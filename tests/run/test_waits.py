@@ -54,7 +54,6 @@ def run_three(how, tmp_path):
     return [ranks[0].returncode, ranks[2].returncode], outputs, seconds
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_while_others_save_is_named(tmp_path):
     statuses, outputs, seconds = run_three("hangs", tmp_path)
     assert statuses == [1, 1] and seconds < 40

@@ -81,8 +81,8 @@ class Case:
         return "-".join(parts)
 
 
-# On two processes: stages that reduce gradients differently, checkpointing where most happens. All others are slow.
-FAST_CASES = (Case(0, 4), Case(2, 1, gradient_checkpointing=True), Case(3, 4, gradient_checkpointing=True))
+# On two processes: every stage and accumulation, checkpointing where most happens. All others are slow.
+FAST_CASES = (Case(0, 4), Case(1, 1), Case(2, 2, gradient_checkpointing=True), Case(3, 4, gradient_checkpointing=True))
 # By tokens; at 18, one of two processes would need four micro-batches of its rows and one three.
 TOKEN_CASES = (Case(0, 1, tokens=18), Case(2, 1, offload=True, tokens=18), Case(3, 1, tokens=18))
 ALL_CASES = tuple(Case(*values) for values in itertools.product((0, 1, 2, 3), (1, 2, 4), (False, True), (False, True)))

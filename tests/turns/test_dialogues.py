@@ -76,6 +76,8 @@ FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_ne
         ("I stop here. Question: ", None),
         ("**Question:** Is **b** so?", "Is **b** so?"),
         ("**Question**: b?", "b?"),
+        ("**QUESTION: Is **b** so?**", "Is **b** so?"),
+        ("Question:**b** is?", "**b** is?"),
     ],
 )
 def test_the_question_stands_behind_the_last_mark(text, question):
@@ -115,12 +117,12 @@ def test_a_model_plays_the_user():
 
     def assistant(states, seeds):
         asked.append((list(states), list(seeds)))
-        cut = AssistantTurn([1], [2], "The user would say this because", False)
+        cut = AssistantTurn([1], [2], "The user would say", False)
         return [None, AssistantTurn([1], [2], "because. Question: next?", True), cut]
 
     user = SimulatedUser(ModelWriter(assistant))
     dialogues = [dialogue("a", "b"), dialogue("c", "d"), dialogue("e", "f")]
-    assert user(dialogues, [0, 1, 2], [7, 8, 9]) == [None, "next?", None]
+    assert user(dialogues, [0, 1, 2], [7, 8, 9]) == [None, "next?", "The user would say"]
     (states, seeds) = asked[0]
     assert states[1] == [{"role": "user", "content": simulator_prompt(dialogues[1])}] and seeds == [7, 8, 9]
 

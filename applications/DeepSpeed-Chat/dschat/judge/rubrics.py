@@ -115,7 +115,7 @@ class _RubricFile(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Raises ValueError if keys contradict each other."""
-        # A tag of the prompt that also stands around a response would take its place.
+        # Texts are kept by tag: a prompt with the tag of a response would be replaced by it.
         tags = rf"{self.response}|(first|second)-{self.response}|{self.response}-\d+"
         if re.fullmatch(tags, self.prompt):
             raise ValueError(f"'prompt' is {self.prompt!r}, the tag of a response: give another word")
@@ -131,7 +131,8 @@ def read_rubric(path: str | Path, flag: str) -> Rubric:
     """Read the rubric that a flag names.
 
     Raises:
-        UserError: the file cannot be read, or a key is missing, unknown or has a bad value; names all three.
+        UserError: the file cannot be read, or a key is missing, unknown or has a bad value; the message names
+            flag, file and key.
     """
     try:
         content = _RubricFile.model_validate(_read_content(Path(path)))

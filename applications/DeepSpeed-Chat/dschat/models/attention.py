@@ -2,6 +2,7 @@
 """How a model computes attention (``--attn_implementation``): what can be used here, and why transformers refuses."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -51,19 +52,26 @@ def resolve_attention(wanted: str, config: PreTrainedConfig) -> str | None:
     return EAGER if has_cap else None
 
 
-def explain_refusal(wanted: str, path: str, error: Exception) -> str | None:
+def explain_refusal(wanted: str, path: str, base: str, error: Exception) -> str | None:
     """A message if transformers refused an attention that was asked for; None for any other error.
 
     transformers refuses an attention that the family does not support, a kernel that does not support the GPU, and a
     kernel that cannot be downloaded from the hub.
+
+    Args:
+        wanted: value of ``--attn_implementation``.
+        path: the model, as the user gave it.
+        base: folder or hub id of the whole weights.
+        error: what transformers raised.
     """
-    reason = str(error).strip()
-    reason_without_path = reason.replace(path, "").lower()
-    names_attention = any(word in reason_without_path for word in REFUSAL_WORDS)
+    first_line = str(error).strip().partition("\n")[0].rstrip(".")  # further lines may list all families, FlexOlmo too
+    searched_text = first_line
+    for name in (path, base):
+        searched_text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "", searched_text)
+    names_attention = any(word in searched_text.lower() for word in REFUSAL_WORDS)
     is_refusal = isinstance(error, ValueError | ImportError) and names_attention
     if wanted in PLAIN_ATTENTION or not is_refusal:
         return None
-    first_line = reason.splitlines()[0].rstrip(".")
     return f"{ATTENTION_FLAG} {wanted}: {path} cannot be opened with it: {first_line}. Use {ATTENTION_FLAG} {SDPA}."
 
 

@@ -26,20 +26,25 @@ def choose_device(gpu: int | None = None, device: str | None = None) -> torch.de
     Args:
         gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
         device: --device, which takes precedence over `gpu`: "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        UserError: there is no such device.
     """
     if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    asked = f"--device {device}" if device is not None else f"--gpu {gpu}"
-    if device is None and count == 0 and not gpu:
-        if gpu is not None:
-            logger.warning("%s: there is no GPU here, computing on the CPU", asked)
-        device = "cpu"
     if device == "cpu":
         return torch.device("cpu")
-    number = gpu or 0
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is not None:
+        asked = f"--device {device}"
         number = int(device.partition(":")[2] or 0)
+    else:
+        asked = f"--gpu {gpu}"
+        number = gpu or 0
+        if count == 0 and number == 0:
+            if gpu is not None:
+                logger.warning("%s: there is no GPU here, computing on the CPU", asked)
+            return torch.device("cpu")
     if number >= count:
         raise UserError(
             f"{asked}: GPUs found by PyTorch: {count}. Give one that exists, counted from 0, or --device cpu;"

@@ -137,7 +137,7 @@ def open_pretrained(
     except Exception as error:  # a wrong value in a config surfaces as any of them
         if is_machine_error(error):
             raise
-        refusal = explain_refusal(attention, source.path, error)
+        refusal = explain_refusal(attention, source.path, source.base, error)
         raise UserError(refusal or explain_missing("model", source.base, source.named_base, error)) from error
     warn_once_if_other_attention(attention, model.config.get_text_config()._attn_implementation, source.path)
     _disable_router_noise(model)

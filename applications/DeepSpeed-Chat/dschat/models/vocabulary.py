@@ -20,8 +20,9 @@ from dschat.base.errors import UserError
 
 MISSING_IDS = "missing_ids"  # buffer of a causal LM, not saved
 SAMPLED_ROWS = 4096  # rows of embeddings whose median decides what is untrained
-# Rows closer to the mean (or to zero) than this fraction of the median distance are untrained. transformers puts new
-# rows at about 3e-5 of it; rounding of a bfloat16 mean adds up to 2^-9.
+# Rows closer to a centre (the mean of all rows, or zero) than this fraction of the median distance from it, or of the
+# centre's own norm if that is larger, are untrained. transformers puts new rows at about 3e-5 of the distance from the
+# mean, and a mean in bfloat16 is rounded by up to 2^-9 of its norm.
 UNTRAINED = 2**-8
 
 
@@ -159,7 +160,7 @@ def untrained_ids(embeddings: Tensor, ids: Sequence[int]) -> list[int]:
     published models are often near zero. Rows drawn from a wide distribution cannot be told from trained ones.
 
     Args:
-        embeddings: (V, H).
+        embeddings: shape ``(V, H)``.
         ids: below V.
     """
     if not ids:
@@ -170,5 +171,6 @@ def untrained_ids(embeddings: Tensor, ids: Sequence[int]) -> list[int]:
     is_untrained = torch.zeros(len(ids), dtype=torch.bool, device=embeddings.device)
     for centre in (mean, torch.zeros_like(mean)):
         typical_distance = (some_rows - centre).norm(dim=1).median()
-        is_untrained |= (rows - centre).norm(dim=1) <= UNTRAINED * typical_distance
+        tolerance = UNTRAINED * torch.maximum(typical_distance, centre.norm())
+        is_untrained |= (rows - centre).norm(dim=1) <= tolerance
     return [token_id for token_id, untrained in zip(ids, is_untrained.tolist(), strict=True) if untrained]

@@ -29,6 +29,7 @@ def run_programs(options: ProgramOptions) -> str:
     pool = ProgramPool(flags.sandbox_level, flags.sandbox_workers, max_tests=flags.max_tests)
     answering = Answering.find(options)
     selection, untested = _with_tests(answering.selection)
+    answering = replace(answering, selection=selection)  # the policy is opened for these problems alone
     left_out = selection.dropped + untested
     num_return = options.responses.num_return
     temperature = options.responses.temperature_value
@@ -59,7 +60,22 @@ def respond_and_run(
     dataset: str,
     examples: list[PromptExample],
 ) -> list[Entry]:
-    """Sample `num_return` programs for each problem of a data set, and run them on its tests."""
+    """Sample programs for each problem of a batch, and run them on its tests.
+
+    Args:
+        policy: samples the programs.
+        pool: runs them.
+        num_return: programs per problem.
+        program_block: which code block of a response is the program.
+        dataset: short name of a published data set, empty for others.
+        examples: problems that have tests.
+
+    Returns:
+        One entry per problem, with `num_return` samples each.
+
+    Raises:
+        UserError: tests have another form.
+    """
     tests = []
     origins = []
     entries: list[Entry] = []

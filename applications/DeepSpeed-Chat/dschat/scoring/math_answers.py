@@ -18,22 +18,23 @@ from dschat.base.errors import UserError
 logger = logging.getLogger(__name__)
 
 ANSWER = "answer"  # column of the reference
-# An answer begins with a digit or a sign, or is a capital letter alone on its line. The headings "#### Step 2" and
-# "#### 2. Add" of Markdown are no answers.
-NUMBERED_HEADING = r"\d+[.)][ \t]+\S"
-MARK = re.compile(rf"####[ \t]*(?!{NUMBERED_HEADING})(?=[-−+.$\\(\[{{*`\d]|[A-Z]\.?\s*$)", re.MULTILINE)
+# An answer begins with a digit or a sign, or is a capital letter that ends the text. The headings "#### Step 2" and,
+# with lines below it, "#### 2. Add" of Markdown are no answers.
+NUMBERED_HEADING = r"\d+[.)][ \t]+\S.*\n\s*\S"
+MARK = re.compile(rf"(?<!#)####\s*(?!{NUMBERED_HEADING})(?=[-−+.$\\(\[{{*`\d]|[A-Z]\.?\s*\Z)")
 BOX = "\\boxed{"
 # A minus after a word, a digit or a bracket is a subtraction.
-NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+(?:,\d{3})*)?"
+NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:/\d+(?:,\d{3})*)?"
 PERCENT = r"(?i: ?%| percent\b)"
 # Words after a number are its unit, unless they change its value. Letters right behind a number, and single letters
 # but "a", may be variables. The pattern is unambiguous, so matching takes linear time.
-NO_UNIT = r"(?i:half|percent|pi|dozen|hundred|thousand|million|billion|trillion)s?\b"
+NO_UNIT = r"(?i:half|percent|pi)\b"
 WORD = rf"(?!{NO_UNIT})(?:a|[A-Za-z]{{2,}})\.?"
 UNIT = rf"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: {WORD})+)?"
 VALUE = re.compile(rf"({NUMBER})({PERCENT}?) ?{UNIT}")
 FRACTION = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
+LONGEST_EXPRESSION = 500  # characters that math-verify parses; a policy could fill seconds of each reward with more
 # LaTeX and other signs around a number that do not change it.
 SIGNS = {"−": "-", "{,}": ",", "\\%": "%", "\\$": "", "$": "", "\\!": "", "\\,": "", "\\ ": " "}
 
@@ -102,9 +103,12 @@ def hashed_answer(text: str) -> str:
 def _until_closed(text: str) -> str:
     """A text up to the brace that closes one before it; empty if none does."""
     depth = 1
-    for position, letter in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if not depth:
+    for position, character in enumerate(text):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+        if depth == 0:
             return text[:position].strip()
     return ""
 
@@ -116,7 +120,7 @@ def same_value(answer: str, reference: str) -> bool:
     if values and reference_values:
         # A plain number may equal either value of a percentage; two percentages must have both in common.
         return values <= reference_values or reference_values <= values
-    return _plain(answer) == _plain(reference) or _same_expression(answer, reference)
+    return _plain(answer) == _plain(reference) != "" or _same_expression(answer, reference)
 
 
 def numbers_of(text: str) -> set[Fraction]:
@@ -151,6 +155,9 @@ def _same_expression(answer: str, reference: str) -> bool:
     except ImportError:
         _warn_of_missing_library()
         return "".join(answer.split()) == "".join(reference.split())
+    answer = " ".join(answer.split())
+    if len(answer) > LONGEST_EXPRESSION:
+        return False
     return bool(verify(parse(f"${reference}$"), parse(f"${answer}$")))
 
 

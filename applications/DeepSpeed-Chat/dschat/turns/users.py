@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MARK = "Question:"
-MARK_PATTERN = re.compile(r"Question\**:\**")  # models also write it in bold type: **Question:**
+MARK_PATTERN = re.compile(
+    r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE
+)  # models also write it in bold type: **Question:**
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
 
 {{dialogue}}
@@ -71,7 +73,10 @@ def question_of(text: str, is_complete: bool) -> str | None:
     *before, message = MARK_PATTERN.split(text)
     if not before and not is_complete:
         return None
-    return message.strip() or None
+    message = message.strip()
+    if message.count("**") % 2:  # the bold type began before the mark
+        message = message.removesuffix("**").rstrip()
+    return message or None
 
 
 def has_message(reply: Reply) -> bool:
@@ -91,7 +96,8 @@ class ModelWriter:
         replies = self._assistant(dialogues, seeds)
         messages: list[str | None] = []
         for reply in replies:
-            messages.append(None if reply is None else question_of(reply.text, reply.finished))
+            # A small model may never end; nobody can ask it again, so that even a cut answer is a message.
+            messages.append(None if reply is None else question_of(reply.text, is_complete=True))
         return messages
 
 

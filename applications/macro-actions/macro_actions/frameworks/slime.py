@@ -12,7 +12,6 @@ advantages with --normalize-advantages.
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -98,6 +97,7 @@ def run_dispatcher(config: MacroActionsConfig, rewards: Tensor, values: Tensor, 
         Shape ``(B, R)`` each.
     """
     from argparse import Namespace
+    from unittest.mock import patch
 
     from slime.backends.megatron_utils import loss
 

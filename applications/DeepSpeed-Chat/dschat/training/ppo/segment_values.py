@@ -106,7 +106,7 @@ class SegmentValueCollector(Collector):
     def measure(
         self, rows: ScoredRows, examples: Sequence[PromptExample], iteration: int, moments: ScoreMoments | None
     ) -> SegmentValues:
-        """Values of the states before macro actions. Every rank must call it, with as many rows.
+        """Values of the states before macro actions. Every rank must call it, with an equal number of rows.
 
         Args:
             rows: B responses with M macro actions at most.
@@ -116,6 +116,7 @@ class SegmentValueCollector(Collector):
 
         Raises:
             Stopped: soon after a signal.
+            UserError: a score source failed.
         """
         rollout = rows.rollout
         macro = rows.macro
@@ -135,6 +136,7 @@ class SegmentValueCollector(Collector):
             scores, missing, measured = self._score_completions(generation, texts, states, moments)
             means = mean_scores(scores, missing)
 
+            # A response without tokens has one state but no macro action: the value of that state is dropped.
             values = means.new_zeros(len(part), max(columns, 1))
             rows_of_part = [state.row - first for state in states]
             macro_actions = [state.macro_action for state in states]
@@ -143,7 +145,8 @@ class SegmentValueCollector(Collector):
             tokens += int(generation.rollout.response_mask.sum())
             unscored += int(missing.sum())
             reports.append(measured)
-        return SegmentValues(torch.where(macro.mask, torch.cat(all_values), 0.0), tokens, unscored, reports)
+        values = torch.where(macro.mask, torch.cat(all_values), 0.0)
+        return SegmentValues(values=values, tokens=tokens, unscored=unscored, measured=reports)
 
     def _sample_completions(
         self,
