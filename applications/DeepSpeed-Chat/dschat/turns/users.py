@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MARK = "Question:"
-MARK_PATTERN = re.compile(
-    r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE
-)  # models also write it in bold type: **Question:**
+# Models also write it in bold type: **Question:** or **Question**:
+MARK_PATTERN = re.compile(r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE)
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
 
 {{dialogue}}
