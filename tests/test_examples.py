@@ -82,6 +82,7 @@ def test_ppo_in_one_file_computes_what_the_pipeline_computes(group):
     assert largest_difference(weights, {name: weight.cpu() for name, weight in found.items()}) < WEIGHT_GAP
 
 
+@pytest.mark.slow
 def test_ppo_in_one_file_learns(tmp_path):
     """A random model learns the number of words; it reaches .8 after 15 iterations, from .47."""
     import ppo_macro_actions as one_file

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dschat.base.extras import EXTRAS
+from syntax_patterns import parsed
 
 pytestmark = pytest.mark.xdist_group("imports")  # one process parses the files
 
@@ -96,13 +97,7 @@ FORMULAS = [
 @functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
     """Every node of a file's syntax tree, its module first; each file is parsed once for all tests."""
-    source = path.read_text(encoding="utf-8")
-    for _ in range(5):
-        try:
-            return list(ast.walk(ast.parse(source, str(path))))
-        except SystemError:  # Python 3.11 confuses two threads that parse: a server of another test prints a traceback
-            continue
-    raise AssertionError(f"{path} was parsed five times beside another thread")
+    return list(ast.walk(parsed(path.read_text(encoding="utf-8"), str(path))))
 
 
 @functools.cache

@@ -126,12 +126,12 @@ def ppo(shared: Path, ppo_flags: dict[str, Any]) -> Path:
 def _chain(shared: Path, step: str, flags: dict[str, Any]) -> Path:
     """A step's output with evaluations and models on the way.
 
-    Steps 1 and 3 run in a new Python, which notices a missing import.
+    Step 3 runs in a new Python, which notices a missing import.
     """
 
     def build(folder: Path) -> None:
         extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True, "output_dir": folder}
-        if step in ("sft", "ppo"):
+        if step == "ppo":
             result = run_process(step, flags | extra)
         else:
             result = run_forked(step, flags | extra, shared / f"printed-{step}")

@@ -14,8 +14,8 @@ from cli_runs import built_once
 from launches import WORKERS, run_ranks
 from recorded_updates import FAST_CASES, Case
 
-CHECKS = ("updates", "critic_updates", "untied", "generation", "saving", "lora", "loading", "self_checks", "reduction")
-SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal", "shared_base")
+CHECKS = ("updates", "untied", "generation", "saving", "lora", "loading", "reduction")
+SLOW_CHECKS = ("resume", "nonfinite", "empty", "rehearsal", "shared_base", "self_checks", "critic_updates")
 
 
 class Outputs:

@@ -78,22 +78,25 @@ def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
     assert two_processes.numbers(name) == pytest.approx(two_processes.numbers(name, 1))
 
 
-def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_processes):
-    weights, metrics = two_processes.tensors("critic-updates"), two_processes.numbers("critic-updates")
+@pytest.mark.slow
+def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_slow):
+    weights, metrics = two_slow.tensors("critic-updates"), two_slow.numbers("critic-updates")
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2))
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
 
 
-def test_an_actor_without_a_token_on_one_process_is_trained_on_both(alone, two_processes):
-    weights = two_processes.tensors("cut-on-first-rank")
+@pytest.mark.slow
+def test_an_actor_without_a_token_on_one_process_is_trained_on_both(alone, two_slow):
+    weights = two_slow.tensors("cut-on-first-rank")
     expected, _ = critic_updates(cut_on_first_rank())
     actor = {name: x for name, x in expected.items() if name.startswith("actor")}
     assert largest_difference({name: weights[name] for name in actor}, actor) < WEIGHT_GAP
 
 
-def test_a_critic_with_bins_in_parts_learns_of_the_rows_of_both_processes(two_processes):
-    weights, metrics = two_processes.tensors("value-bins"), two_processes.numbers("value-bins")
+@pytest.mark.slow
+def test_a_critic_with_bins_in_parts_learns_of_the_rows_of_both_processes(two_slow):
+    weights, metrics = two_slow.tensors("value-bins"), two_slow.numbers("value-bins")
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2), BINS["value_range"])
     assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)

@@ -92,10 +92,11 @@ def test_the_moving_average_is_that_of_hand_arithmetic(two_processes):
     assert not (two_processes.folder / "ema-average-1.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_one_holds(rank, two_processes):
+def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_one_holds(rank, two_slow):
     """The NaN is in the second process's part."""
-    notes = two_processes.numbers("self_checks", rank)
+    notes = two_slow.numbers("self_checks", rank)
     assert notes["moved"] == 0
     assert notes["said"].startswith("self-check: model.layers.1.mlp.up_proj.weight of "), notes["said"]
 

@@ -67,7 +67,11 @@ def copied(trial, finished):
     return run
 
 
-@pytest.mark.parametrize("newest, before", DAMAGES.values(), ids=DAMAGES)
+SLOW = ("files", "manifests")
+CASES = [pytest.param(*DAMAGES[x], id=x, marks=[pytest.mark.slow] if x in SLOW else []) for x in DAMAGES]
+
+
+@pytest.mark.parametrize(("newest", "before"), CASES)
 def test_the_checkpoint_before_damaged_ones_is_used(newest, before, copied, whole):
     """The newest two are damaged, each in its own way."""
     checkpoints = copied.out / "checkpoints"
@@ -170,6 +174,7 @@ def test_a_full_disk(room, copied, whole):
     expect_same(whole("ppo"), outcome(copied.out))
 
 
+@pytest.mark.slow
 def test_models_on_a_full_disk(copied, whole):
     """Without checkpoints along the way the models are the first large files."""
     interrupted(copied)

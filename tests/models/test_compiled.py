@@ -70,6 +70,7 @@ def step(model: PolicyModel, rows: int, width: int, padded: bool = False) -> lis
     return [logprobs.detach(), entropy.detach(), *(gradient.clone() for gradient in trained)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "padded", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="padded")]
 )

@@ -34,6 +34,7 @@ def test_every_published_script_has_a_row():
     assert set(rows()) == names
 
 
+@pytest.mark.slow
 def test_the_largest_actor_of_step_3():
     """bf16, 80 GB: 2.5 are CUDA's, and actor and critic have a bucket of 5 · 10⁸ elements each, so that 75.5 GB hold
     at most 37.7 · 10⁹ weights. With keys and values of 4 responses fewer fit."""

@@ -102,6 +102,7 @@ def test_slurm(run, tmp_path):
     assert (tmp_path / "found.requeued").exists()
 
 
+@pytest.mark.slow
 def test_torchrun(run, tmp_path):
     for node in ("0", "1"):
         run(["bash", str(EXAMPLES / "torchrun.sh")], NNODES="2", NODE_RANK=node, MASTER_ADDR="first")

@@ -11,11 +11,24 @@ import copy
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 Nodes = list[ast.AST]
 Found = dict[str, Nodes]  # what each wildcard stands for
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def parsed(source: str, name: str = "<unknown>") -> ast.Module:
+    """The syntax tree of a file.
+
+    Python 3.11 confuses two threads that parse, as that of another test's server does for a traceback: it is tried
+    again then.
+    """
+    for _ in range(4):
+        with suppress(SystemError):
+            return ast.parse(source, name)
+    return ast.parse(source, name)
 
 
 def definitions(package: Path) -> dict[str, list[tuple[Path, str]]]:
@@ -24,7 +37,7 @@ def definitions(package: Path) -> dict[str, list[tuple[Path, str]]]:
     for path in sorted(package.rglob("*.py")):
         file = path.relative_to(package)
         modules = file.with_suffix("").parts
-        for name, _ in defined(ast.parse(path.read_text(encoding="utf-8"))):
+        for name, _ in defined(parsed(path.read_text(encoding="utf-8"))):
             for first in range(len(modules) + 1):
                 found.setdefault(".".join((*modules[first:], name)), {})[file, name] = None
     return {name: list(places) for name, places in found.items()}

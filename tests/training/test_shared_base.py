@@ -31,13 +31,16 @@ from shared_base_runs import (
     write_base,
 )
 
-FORMS = [
-    {"zero_stage": 2, "ppo_epochs": 1},
+SLOW_FORMS = [
     {"actor_zero_stage": 2, "critic_zero_stage": 0},
     {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
-    {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 4},
     {"critic_lora_dim": 3, "critic_model_name_or_path": None},
-    pytest.param({"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True}, marks=pytest.mark.slow),
+    {"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True},
+]
+FORMS = [
+    {"zero_stage": 2, "ppo_epochs": 1},
+    {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 4},
+    *(pytest.param(flags, marks=pytest.mark.slow) for flags in SLOW_FORMS),
 ]
 
 
@@ -82,7 +85,8 @@ def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path)
         assert moved and all(".lora_" in name for name in moved)
 
 
-@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [23, 1])
 def test_a_run_stops_anywhere_and_goes_on(every, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
 
@@ -93,7 +97,10 @@ def test_a_run_stops_anywhere_and_goes_on(every, group, tokenizer, tmp_path):
     check_every_stop(make, tmp_path, every, first=10 if every > 1 else 0)
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gpt2", "gemma2", "llama"])
+KINDS = ["gemma", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "gemma2", "llama"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     """transformers opens the merged models, and gives the engines' numbers; the reference is the base."""
     base, models = paths(tmp_path, tokenizer, kind)

@@ -77,6 +77,7 @@ def of(server, rater):
     return [row for row in votes(server.folder) if row["rater"] == rater]
 
 
+@pytest.mark.slow
 def test_votes_by_click_and_key_with_progress_undo_and_comment(server, chromium):
     from playwright.sync_api import expect
 
@@ -114,6 +115,7 @@ def test_votes_by_click_and_key_with_progress_undo_and_comment(server, chromium)
         assert len(of(server, "Anna")) == 4
 
 
+@pytest.mark.slow
 def test_model_text_is_shown_as_text_and_nothing_in_it_runs(server, chromium):
     with opened(chromium, server.address, "Markus") as page:
         press(page, "1", "2 of 5")
@@ -140,6 +142,7 @@ def test_a_reload_and_a_new_browser_come_back_to_the_same_item(server, chromium)
     assert [row["rater"] for row in votes(server.folder) if row["rater"].lower() == "rita"] == ["Rita"] * 3
 
 
+@pytest.mark.slow
 def test_a_vote_is_on_the_item_that_was_shown(server, chromium):
     """Two tabs of one rater."""
     with opened(chromium, server.address, "Tabea") as page:
@@ -175,6 +178,7 @@ def test_a_double_click_and_a_key_held_down_vote_once(server, chromium):
         assert [row["verdict"] for row in of(server, "Dora")] == ["tie", "skip"]
 
 
+@pytest.mark.slow
 def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trapped):
     asked, answers = [], []
     with opened(chromium, server.address) as page:
@@ -198,6 +202,7 @@ def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trappe
     assert listening == ["127.0.0.1"]
 
 
+@pytest.mark.slow
 def test_control_c_ends_the_server_with_the_counts_of_every_rater(server):
     """The last test of the server. A terminal may vote into the same file meanwhile."""
     typed = "3\n3\n4\n4\n3\n"
