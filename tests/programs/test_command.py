@@ -48,6 +48,15 @@ def test_difficulty_0_is_a_difficulty():
     assert [entry["row"]["dataset"] for entry in entries] == ["mine", "mine"]
 
 
+def test_a_test_of_another_form_is_refused_before_anything_is_sampled(options, tmp_path):
+    tests = {"fn_name": "f", "inputs": [[1], 2], "outputs": [1, 2]}
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "p", "input_output": tests}])
+    chosen = options(dataset="mine", data_path=str(file))
+    with pytest.raises(UserError, match="rows.jsonl:1: inputs of the function f must be lists of arguments"):
+        run_programs(chosen)
+    assert not chosen.result_path.parent.exists()
+
+
 def test_problems_without_tests_are_refused(options, tmp_path):
     file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "p", "input_output": None}])
     with pytest.raises(UserError, match="no problem has tests: give rows whose column input_output holds them"):

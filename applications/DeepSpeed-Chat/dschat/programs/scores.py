@@ -141,5 +141,5 @@ def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
 
 
 def has_tests(row: Row) -> bool:
-    """Whether a row has a test. Raises UserError if its column of tests has another form."""
-    return bool(parse_problem(tests_of(row), row.origin, most=1).cases)
+    """Whether a row has a test. Raises UserError if its column of tests, or one of them, has another form."""
+    return bool(parse_problem(tests_of(row), row.origin).cases)

@@ -26,17 +26,18 @@ BOX = "\\boxed{"
 # A minus after a word, a digit or a bracket is a subtraction.
 NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:/\d+(?:,\d{3})*)?"
 PERCENT = r"(?i: ?%| percent\b)"
-# Words after a number are its unit, unless they change its value. Letters right behind a number, and single letters
-# but "a", may be variables. The pattern is unambiguous, so matching takes linear time.
+# Words after a number are its unit, also "million" and "thirds"; NO_UNIT has those that are not. Letters right behind a
+# number, and single letters but "a", may be variables. The pattern is unambiguous, so matching takes linear time.
 NO_UNIT = r"(?i:half|percent|pi)\b"
 WORD = rf"(?!{NO_UNIT})(?:a|[A-Za-z]{{2,}})\.?"
 UNIT = rf"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: {WORD})+)?"
-VALUE = re.compile(rf"({NUMBER})({PERCENT}?) ?{UNIT}")
+# Further sentences may follow behind a full stop.
+VALUE = re.compile(rf"({NUMBER})({PERCENT}?) ?{UNIT}(?:\. .*)?")
 FRACTION = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 LONGEST_EXPRESSION = 500  # characters that math-verify parses; a policy could fill seconds of each reward with more
 # LaTeX and other signs around a number that do not change it.
-SIGNS = {"−": "-", "{,}": ",", "\\%": "%", "\\$": "", "$": "", "\\!": "", "\\,": "", "\\ ": " "}
+SIGNS = {"−": "-", "{,}": ",", "\\%": "%", "\\$": "", "$": "", "\\!": "", "°": "", "\\,": "", "\\ ": " "}
 
 
 def math(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, object]]) -> list[float]:
@@ -151,14 +152,16 @@ def _plain(text: str) -> str:
 
 def _same_expression(answer: str, reference: str) -> bool:
     try:
-        from math_verify import parse, verify
+        from math_verify import LatexExtractionConfig, parse, verify
     except ImportError:
         _warn_of_missing_library()
         return "".join(answer.split()) == "".join(reference.split())
     answer = " ".join(answer.split())
     if len(answer) > LONGEST_EXPRESSION:
         return False
-    return bool(verify(parse(f"${reference}$"), parse(f"${answer}$")))
+    # From a text that is no LaTeX the default would take any one number, such as the last of "10 | 12".
+    latex = [LatexExtractionConfig()]
+    return bool(verify(parse(f"${reference}$", latex), parse(f"${answer}$", latex)))
 
 
 @cache

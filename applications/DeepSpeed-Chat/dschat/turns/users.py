@@ -95,7 +95,7 @@ class ModelWriter:
         replies = self._assistant(dialogues, seeds)
         messages: list[str | None] = []
         for reply in replies:
-            # A small model may never end; nobody can ask it again, so that even a cut answer is a message.
+            # A small model may never end, and would answer the same with the same seed: a cut answer counts, too.
             messages.append(None if reply is None else question_of(reply.text, is_complete=True))
         return messages
 
@@ -139,7 +139,7 @@ class ServerWriter:
             try:
                 replies = [answer.result() for answer in answers]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(cancel_futures=True)  # waits for requests that were sent
                 raise
         # A server that has answered others rejects this dialogue, which may be too long for it.
         self._has_answered |= any(isinstance(reply, Reply) for reply in replies)

@@ -89,8 +89,9 @@ class TrainerWeights(NCCLWeightTransferEngine):
         """Loads a weight, or stores a piece of one.
 
         A piece of a run that has just been replaced by another is dropped: the gate refuses that run's next request.
-        It is no error, since after one of worker 0 vLLM leaves the answers of the others in its queues, where the next
-        request reads them. After any other error, here or in `finish_weight_update`, restart a server of several GPUs.
+        It raises nothing: after an error of worker 0, vLLM leaves the other workers' answers in its queues, and the
+        next request would read them. So restart a server of several GPUs after any other error, here or in
+        `finish_weight_update`.
         """
         if not is_version_of_run(update_info.version, self._run):
             logger.warning("dropped weights %s of another run than %s", update_info.version, self._run)
