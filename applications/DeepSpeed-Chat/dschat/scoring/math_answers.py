@@ -26,8 +26,8 @@ BOX = "\\boxed{"
 # A minus after a word, a digit or a bracket is a subtraction.
 NUMBER = r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:/\d+(?:,\d{3})*)?"
 PERCENT = r"(?i: ?%| percent\b)"
-# Words after a number are its unit, also "million" and "thirds"; NO_UNIT has those that are not. Letters right behind a
-# number, and single letters but "a", may be variables. The pattern is unambiguous, so matching takes linear time.
+# Words after a number are its unit, also "million" and "thirds"; NO_UNIT has those that are not. Letters right behind
+# a number, and single letters but "a", may be variables. The pattern is unambiguous, so matching takes linear time.
 NO_UNIT = r"(?i:half|percent|pi)\b"
 WORD = rf"(?!{NO_UNIT})(?:a|[A-Za-z]{{2,}})\.?"
 UNIT = rf"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: {WORD})+)?"
