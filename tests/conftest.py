@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("tests")
 
 @pytest.fixture(autouse=True)
 def variables_of_libraries() -> Iterator[None]:
-    """After a test they are as before: commands of later tests run in forks only with those of the first import."""
+    """After a test they are as before it: with others, commands of later tests would start anew instead of forking."""
     before = dict(os.environ)
     yield
     for name in before.keys() | os.environ.keys():

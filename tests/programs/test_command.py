@@ -10,7 +10,7 @@ from dschat.base.errors import UserError
 from dschat.programs.command import respond_and_run, run_programs
 from dschat.programs.levels import weakness
 from dschat.programs.options import ProgramOptions
-from factories import make_prompt
+from factories import make_causal_lm, make_prompt, save_folder
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
@@ -46,6 +46,16 @@ def test_difficulty_0_is_a_difficulty():
     entries = respond_and_run(silent, None, 1, "last", "mine", examples)
     assert [entry["row"]["difficulty"] for entry in entries] == ["0", ""]
     assert [entry["row"]["dataset"] for entry in entries] == ["mine", "mine"]
+
+
+def test_a_problem_without_tests_may_be_longer_than_the_model_reads(options, bytes_tokenizer, tmp_path):
+    """GPT-2 has a table of positions, which a longer prompt exceeds."""
+    model = save_folder(tmp_path / "gpt2", make_causal_lm("gpt2", vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    tests = {"inputs": [""], "outputs": ["1"]}
+    rows = [{"prompt": "p", "input_output": tests}, {"prompt": "long " * 5000, "input_output": None}]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    chosen = options(dataset="mine", data_path=str(file), model=model, max_prompt_len=100_000)
+    assert run_programs(chosen).startswith("1 problems (1 problems left out, 1 of them without tests)")
 
 
 def test_a_test_of_another_form_is_refused_before_anything_is_sampled(options, tmp_path):

@@ -81,10 +81,10 @@ RUNS = {
 # Of the points at which a run can be stopped, every nth, beginning with which: of runs that differ in what they keep.
 # A slow test stops all runs at many more.
 SOME = {
-    **{"sft": (2, 0), "dpo": (5, 0), "fixed": (60, 30), "critic-updates": (17, 20), "segment_mc, refilled": (98, 23)},
-    **{"refuel online": (40, 11), "randomized": (76, 22), "ahead": (60, 28), "refuel-online-without-KL": (43, 12)},
+    **{"sft": (2, 0), "dpo": (5, 0), "fixed": (60, 30), "refuel online": (40, 11)},
+    **{"randomized": (76, 22), "ahead": (60, 28), "refuel-online-without-KL": (43, 12)},
 }
-SLOW = ("dpo", "critic-updates", "segment_mc, refilled", "randomized", "ahead", "refuel-online-without-KL")
+SLOW = ("dpo", "randomized", "ahead", "refuel-online-without-KL")
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
 POINTS = {"sft": MICRO_BATCHES, "dpo": MICRO_BATCHES + 5 + 2 + 1}  # DPO's of the reference
 

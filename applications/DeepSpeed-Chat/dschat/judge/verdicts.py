@@ -227,7 +227,7 @@ def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", conc
                     bar.update(1)
         except BaseException:  # also Ctrl-C: nothing more is sent, and answers that still come are cached
             client.stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
 
     # Invalid answers are not in the cache.

@@ -5,6 +5,8 @@ Published models often have more rows than their tokenizers have ids (Qwen2.5-7B
 vocabulary may have holes. An id without a token can neither be decoded nor be scored by a model with fewer rows. So
 `mask_missing_ids` removes these ids from a policy's distribution: their logits are −inf, and the probabilities of the
 others add up to 1.
+
+Also here: whether two tokenizers have the same ids, whether embeddings have enough rows, and which rows are untrained.
 """
 
 from __future__ import annotations

@@ -121,7 +121,9 @@ def same_value(answer: str, reference: str) -> bool:
     if values and reference_values:
         # A plain number may equal either value of a percentage; two percentages must have both in common.
         return values <= reference_values or reference_values <= values
-    return _plain(answer) == _plain(reference) != "" or _same_expression(answer, reference)
+    plain_answer = _plain(answer)
+    is_same_text = plain_answer != "" and plain_answer == _plain(reference)
+    return is_same_text or _same_expression(answer, reference)
 
 
 def numbers_of(text: str) -> set[Fraction]:

@@ -140,7 +140,7 @@ class TrainerWeights(NCCLWeightTransferEngine):
 
 
 class Extension:
-    """Methods added to vLLM's workers. Importing this module for them also registers the engine below."""
+    """Methods added to vLLM's workers. Importing this module for them also registers `TrainerWeights`."""
 
     get_model: Callable[[], nn.Module]
     _weight_update_active: bool
