@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the mains save, opened with plain transformers, which test_families.py measures."""
 
+import json
+import shutil
 import sys
 
 import torch
@@ -49,11 +51,17 @@ def test_a_checkpoint_opens_and_differs_from_the_end(sft, reward, ppo):
 def test_an_export_is_what_the_run_would_have_saved(run, ppo_flags, tmp_path, caplog):
     """To the last byte, of actor, critic and moving average; the run stays as it is."""
     out = tmp_path / "out"
-    run("ppo", ppo_flags | {"save_models": 2, "save_steps": 2, "eval_interval": 2, "enable_ema": True}).expect(0)
+    saves = {"save_models": 2, "save_steps": 2, "save_minutes": 1000}
+    run("ppo", ppo_flags | saves | {"eval_interval": 2, "enable_ema": True}).expect(0)
     files = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     checkpoint, folder = out / "checkpoints" / "step-2", tmp_path / "exported"
+    inside = tmp_path / "stopped" / "checkpoints" / "step-2"
+    shutil.copytree(out, tmp_path / "stopped")
+    state = json.loads((inside / "state.json").read_text())
+    (inside / "state.json").write_text(json.dumps(state | {"rollout": {"current": {"done": 1}}}))
     for words, problem in (
         ([out, folder], "is not a checkpoint of a run"),
+        ([inside, folder], f"{inside} was written inside a rollout, between two updates of its models"),
         ([checkpoint, out], f"{out} exists: give a new folder"),
     ):
         assert main(["export", *map(str, words)]) == 2

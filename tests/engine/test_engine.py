@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import deepspeed
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -230,6 +231,19 @@ def test_slices_in_the_order_of_another_number_of_processes_are_refused(group, t
     engine.load_checkpoint(tmp_path / "model")
     with pytest.raises(UserError, match="round_robin_gradients continues only on the number of processes that wrote"):
         engine.load_checkpoint(tmp_path / "model", is_resized=True)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_save_waits_for_the_files_of_other_ranks_before_deepspeed_does(stage, group, tmp_path, monkeypatch):
+    """Whose collectives wait for --ddp_timeout alone: rank 0 may write a whole model meanwhile."""
+    waits = []
+    real = deepspeed.comm.barrier
+    written = lambda: sum(file.is_file() for file in tmp_path.rglob("*"))  # noqa: E731
+    monkeypatch.setattr("dschat.engine.engine.barrier", lambda: waits.append(("files", written())))
+    monkeypatch.setattr(deepspeed.comm, "barrier", lambda *a, **k: waits.append(("DeepSpeed", written())) or real(*a))
+    engine_of(make_causal_lm(), zero_stage=stage).save_checkpoint(tmp_path / "model")
+    *before, files, after = waits
+    assert {*before} == {("DeepSpeed", 0)} and files == ("files", after[1]) and after[1] > 0
 
 
 def test_a_frozen_engine_has_no_gradients_and_is_the_model_itself(group):

@@ -97,13 +97,13 @@ def test_of_the_published_numbers_those_that_were_drawn(file, tmp_path, monkeypa
 
 
 def test_sweeps_that_cannot_be_compared_are_refused(file, tmp_path):
-    rows = [row | {"scorer": "rm 12ab"} for row in read_jsonl(file)]
+    rows = [row | {"scorer": "rm 12ab12ab12ab"} for row in read_jsonl(file)]
     scored = write_jsonl(tmp_path / "scored.jsonl", rows)
-    other = write_jsonl(tmp_path / "other.jsonl", [row | {"scorer": "rm 34cd"} for row in rows])
+    other = write_jsonl(tmp_path / "other.jsonl", [row | {"scorer": "rm 34cd34cd34cd"} for row in rows])
     fewer = write_jsonl(tmp_path / "fewer.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
     for files, numbers, message in (
         ([file], [2, 8], "--best_of 8: .*ours-v1.5.jsonl holds 4 responses to a prompt"),
-        ([scored, other], [2], "scored.jsonl are by rm 12ab, those of .*other.jsonl by rm 34cd"),
+        ([scored, other], [2], "scored.jsonl are by rm 12ab12ab12ab, those of .*other.jsonl by rm 34cd34cd34cd"),
         ([file, fewer], [2], "fewer.jsonl holds other prompts than .*ours"),
     ):
         with pytest.raises(UserError, match=message):

@@ -12,6 +12,7 @@ from dschat.base.errors import UserError
 from dschat.base.statistics import Tally
 from dschat.cli import main
 from dschat.evaluation.comparisons import build_evaluation_report
+from dschat.evaluation.responses import compared, read_pairs
 from dschat.evaluation.results import section_result
 from dschat.evaluation.votes import read_votes
 from dschat.evaluation.votes import sections_of as sorted_votes
@@ -203,7 +204,9 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
 
 
 def test_rewards_of_different_reward_models_are_not_compared(tmp_path):
-    """A reward model of another name but with the same hash is the same; a file that does not say is believed."""
+    """One of another name but with the same hash is the same, as are equal names of a user's without a hash; a file
+    that does not say is believed.
+    """
     files = response_files(tmp_path, [(2, 1), (1, 2)])
 
     def written_by(*scorers):
@@ -211,13 +214,32 @@ def test_rewards_of_different_reward_models_are_not_compared(tmp_path):
             rows = [row | ({"scorer": scorer} if scorer else {}) for row in read_jsonl(file)]
             write_jsonl(file, rows)
 
-    for scorers in [("rm 12ab", "copy 12ab"), ("rm 12ab", "")]:
+    for scorers in [("rm 12ab12ab12ab", "copy 12ab12ab12ab"), ("rm 12ab12ab12ab", ""), ("my model", "my  model")]:
         written_by(*scorers)
         (section,) = sections_of(*files)
         assert section.raters[0].rates.tally == Tally(1, 0, 1)
-    written_by("rm 12ab", "rm 34cd")
-    with pytest.raises(UserError, match="ma.jsonl:1 are by rm 12ab, those of .*ppo.jsonl:1 by rm 34cd: rewards"):
+    written_by("rm 12ab12ab12ab", "rm 34cd34cd34cd")
+    with pytest.raises(
+        UserError, match="ma.jsonl:1 are by rm 12ab12ab12ab, those of .*ppo.jsonl:1 by rm 34cd34cd34cd"
+    ):
         sections_of(*files)
+    written_by("your model", "my model")
+    with pytest.raises(UserError, match="are by your model, those of .* by my model"):
+        sections_of(*files)
+
+
+def test_half_a_surrogate_pair_is_the_question_mark_that_files_of_votes_have_for_it(tmp_path):
+    """Two pairs, of which a person and the reward model both have an opinion; the longer response has it."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+    rows = read_jsonl(files[0])
+    rows[0]["response"] += "\ud83d"
+    files[0].write_text("".join(json.dumps(row) + "\n" for row in rows))  # escaped, as other tools write it
+    pairs = read_pairs(files[0], "A", files[1], "B")
+    votes = [compared(pair, "A", "human", "zoe", ("ma", "ppo"), "", {}).to_row() for pair in pairs]
+    (section,) = sections_of(*files, write_jsonl(tmp_path / "votes.jsonl", votes))
+    assert {rater.rater: rater.items for rater in section.raters} == {"reward model": 2, "human zoe": 2}
+    (agreement,) = section.agreement
+    assert agreement.items == 2
 
 
 def test_rewards_that_do_not_say_what_gave_them(tmp_path, caplog):
@@ -227,10 +249,12 @@ def test_rewards_that_do_not_say_what_gave_them(tmp_path, caplog):
     write_jsonl(files[0], [rows[0][0] | {"scorer": "  "}, rows[0][1]])
     (section,) = sections_of(*files)
     assert section.raters[0].rates.tally == Tally(1, 0, 1) and "column" not in caplog.text
-    write_jsonl(files[0], [rows[0][0] | {"scorer": "  "}, rows[0][1] | {"scorer": " rm  12ab "}])
+    write_jsonl(files[0], [rows[0][0] | {"scorer": "  "}, rows[0][1] | {"scorer": " rm  12ab12ab12ab "}])
     (section,) = sections_of(*files)
     assert section.raters[0].rates.tally == Tally(1, 0, 1)
-    said = "ma.jsonl:1: no column 'scorer' says what gave the rewards (3 of 4). They are taken to be by rm 12ab"
+    said = (
+        "ma.jsonl:1: no column 'scorer' says what gave the rewards (3 of 4). They are taken to be by rm 12ab12ab12ab"
+    )
     assert said in caplog.text
 
 

@@ -16,6 +16,7 @@ from dschat.data.sources import load_source
 from dschat.evaluation import generate as scored
 from dschat.evaluation import policy
 from dschat.evaluation.generate import run_inference
+from dschat.evaluation.responses import is_same_scorer
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
 
@@ -102,6 +103,8 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
     rows = read_jsonl(chosen.result_path)
     assert [row["reward"] for row in rows] == [float(len(row["prompt"]) + len(row["response"])) for row in rows]
     assert line.startswith(f"mean reward {statistics.fmean(row['reward'] for row in rows):.4f} ± ")
+    other = scored.find_scoring(options(reward_function=f"{file}:broken", **flags).scores)
+    assert not is_same_scorer(rows[0]["scorer"], other.name), "another function of the file"
     for name, words in (("broken", "it must return a number"), ("two", "three arguments")):
         with pytest.raises(UserError, match=f"--reward_function.*{words}"):
             run_inference(options(reward_function=f"{file}:{name}", **flags))

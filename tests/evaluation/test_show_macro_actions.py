@@ -87,6 +87,20 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     assert "response 1 of 1" in output.out
 
 
+def test_a_row_of_messages_is_read_as_the_model_read_it(model, tmp_path, capsys):
+    """With the chat template's prompt, while the page shows the text; a cut response gets no EOS."""
+    row = {"prompt": "over the lazy", "response": TEXT, "finished": False}
+    messages = {"prompt_messages": [{"role": "user", "content": "a cat"}]}
+    found = []
+    for name, columns in (("plain", {}), ("messages", messages)):
+        file, page = write_jsonl(tmp_path / f"{name}.jsonl", [row | columns]), tmp_path / f"{name}.html"
+        flags = ["--termination_condition", "ppl", "--ppl_mode", "token", "--html", page]
+        _, output = shown(capsys, "--model", model, "--jsonl", file, *flags)
+        found.append(panels(output.out)["perplexity, token"])
+    assert found[0] == found[1] and "".join(found[0]) == TEXT
+    assert "a cat</" in page.read_text("utf-8") and "over the lazy" not in page.read_text("utf-8")
+
+
 def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
     args = MacroActionsOptions(model="m", text=["a"]).flat()
     shared = args.keys() & flags_of(PPOConfig).keys()

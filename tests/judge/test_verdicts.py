@@ -37,6 +37,7 @@ WHOLE = {
         ("- The overall winner is the second summary.", "second"),
         ("> Verdict = tie", "tie"),
         ("The second one is better.", "second"),
+        ("My decision is based on facts alone.\nVerdict: first\n", "first"),
     ],
 )
 def test_readable(text, place):
@@ -70,6 +71,11 @@ def test_repetition_takes_no_long_time(text):
         ("I'm sorry, but I can't help with comparing these.", "no verdict"),
         ("The first is longer, the second is clearer.", "no verdict"),
         ("Verdict: not the first", "no verdict"),
+        ("Verdict: first\nWait, I mixed them up. The second is better.", "no verdict"),
+        (
+            "Verdict: first\nFinal verdict: second, because it is faithful to the text throughout and clear",
+            "no verdict",
+        ),
         ("a", "no verdict"),
     ],
 )

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from dschat import ranks
+from dschat.base import signals
 from dschat.ranks import passing_on_signals, run_ranks
 
 # A rank that notes the signals that it gets, takes some seconds to save, and ends as a stopped run does.
@@ -105,6 +106,27 @@ def test_a_save_is_never_cut(ranks_too, tmp_path, monkeypatch):
         assert run_ranks(["sh", "-c", SAVES], environments, signals) == 143
     for note in notes:
         assert note.read_text().splitlines()[0] == "TERM" and "saved" in note.read_text()
+
+
+def test_a_second_ctrl_c_ends_a_rank_that_does_not_notice_it(tmp_path, monkeypatch, capsys):
+    """As one that waits for another inside of a library; the other has ended as a stopped run does."""
+    monkeypatch.setattr(signals, "SAME_CTRL_C", 0.5)
+    waits = f"trap '' INT; touch {tmp_path}/there; while :; do sleep 0.05; done"
+
+    pauses = [0.0, 0.1, 1.5]  # seconds; the second Ctrl-C is the first one again
+
+    def interrupt():
+        while not (tmp_path / "there").exists():
+            time.sleep(0.05)
+        while pauses:
+            time.sleep(pauses[0])
+            os.kill(os.getpid(), signal.SIGINT)
+            del pauses[0]
+
+    Timer(0, interrupt).start()
+    assert run("trap 'exit 130' INT; while :; do sleep 0.05; done", waits) == 130
+    assert not pauses
+    assert "Ctrl-C; the others get SIGTERM" in capsys.readouterr().err
 
 
 def test_a_signal_before_the_ranks_have_set_their_handlers():

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from dschat.base import signals
 from dschat.rollouts.continuous import sample
 from dschat.rollouts.generate import generate
 from dschat.rollouts.scheduler import BatchScheduler
@@ -36,7 +37,7 @@ def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_at_once(first, monkeypatch):
     """Whatever signal came before: a run that hangs can be ended from its terminal."""
-    monkeypatch.setattr(stop, "SAME_CTRL_C", 0.0)
+    monkeypatch.setattr(signals, "SAME_CTRL_C", 0.0)
     with stop.stop_signals():
         signal.raise_signal(first)
         if first != signal.SIGINT:

@@ -175,6 +175,18 @@ def test_a_rollout_between_the_critics_updates_is_that_of_its_processes(group, t
         make(resume_from_checkpoint=str(inside)).fit()
 
 
+def test_a_stop_between_the_critics_updates_leaves_the_checkpoint_before_the_rollout(group, tmp_path):
+    """It counts as many updates as one inside the rollout would, and any number of processes can continue it."""
+    flags = {"ppo_epochs": 1, "generation_batches": 1, "critic_minibatches": 2, "eval_interval": 0}
+    make = partial(ppo, reward=lengths, enable_ema=False, save_steps=1, **flags, **ONE_EPOCH)
+    whole = result_of(make(tmp_path / "whole"), tmp_path / "whole")
+    place = tmp_path / "stopped"
+    torch.manual_seed(5)  # as `result_of`
+    stop_in_call(make(place).fit, update, "_critic_step", 2 + 2)
+    as_of_other_processes(place / "checkpoints" / "step-1", 2)
+    assert_same(result_of(make(place, resume_from_checkpoint=True), place), whole)
+
+
 def test_a_rollout_that_other_processes_train_on_is_given_up(group, tmp_path, caplog):
     """The rest of its updates needs it: an earlier checkpoint is used, and it is said what is done again."""
     make = partial(ppo, reward=lengths, enable_ema=False, save_steps=4, eval_interval=0, **ONE_EPOCH)

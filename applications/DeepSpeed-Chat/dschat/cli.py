@@ -86,8 +86,8 @@ class Command:
 
 # Flags of a run that its export does not have: it writes the models, and nothing else to any other place.
 NOT_EXPORTED = (
-    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "max_steps", "save_steps", "save_models"),
-    *("report_to", "enable_tensorboard", "tensorboard_path", "push_to_hub"),
+    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "max_steps", "save_steps", "save_minutes"),
+    *("save_models", "report_to", "enable_tensorboard", "tensorboard_path", "push_to_hub"),
 )
 COMMANDS: dict[str, Command] = {
     **{step.command: Command(step.summary, step.flags, step.train, step.name) for step in STEPS.values()},
@@ -338,6 +338,8 @@ def run_export(options: "ExportOptions") -> int:
     Raises:
         UserError: the folder is no checkpoint of a run, or was written inside a rollout.
     """
+    from dschat.run.state import has_steps
+
     checkpoint = options.checkpoint
     if options.folder.exists():
         raise UserError(f"{options.folder} exists: give a new folder, which the models are written into.")
@@ -346,8 +348,11 @@ def run_export(options: "ExportOptions") -> int:
     names = {command.step: name for name, command in COMMANDS.items() if command.step}
     if manifest.get("step") not in names or not flags_file.is_file():
         raise UserError(f"{checkpoint} is not a checkpoint of a run: give OUTPUT_DIR/checkpoints/step-N.")
-    if "current" in read_object(checkpoint / "state.json")["numbers"]:
-        raise UserError(f"{checkpoint} was written inside a rollout: give one that --save_steps wrote.")
+    if has_steps(read_object(checkpoint / "state.json")["rollout"]):
+        raise UserError(
+            f"{checkpoint} was written inside a rollout, between two updates of its models: give one that --save_steps"
+            " or --save_minutes wrote."
+        )
     name = names[manifest["step"]]
     flags_class = COMMANDS[name].flags_class()
     resolved = resolve(flags_class, [], command=name, config=str(flags_file), checks=False)

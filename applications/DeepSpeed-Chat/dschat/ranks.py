@@ -3,9 +3,9 @@
 
 1. Each rank is a process in a process group of its own, so that a terminal's Ctrl-C reaches it only from here.
 2. A signal that stops a run is passed on to every rank. A rank saves a checkpoint first (run/stop.py), however long
-   that takes: nothing here cuts a save short.
-3. The first rank that fails ends the others: they have a few seconds to end by themselves, since they notice a lost
-   peer and say so, then get SIGTERM, and after half a minute SIGKILL.
+   that takes: nothing here cuts a save short but a second Ctrl-C.
+3. The first rank that fails, or a second Ctrl-C, ends the others: they have a few seconds to end by themselves, since
+   they notice a lost peer and say so, then get SIGTERM, and after half a minute SIGKILL.
 4. With a folder for logs, each rank writes to `tee`, which copies its output into a file of that folder.
 5. What ranks have started and left behind, such as a server of environments, is ended after them.
 """
@@ -25,10 +25,10 @@ from typing import TypeAlias
 
 import psutil
 
-from dschat.base.signals import handled_by, signals_that_stop
+from dschat.base.signals import CtrlC, handled_by, signals_that_stop
 
 CHECK_INTERVAL = 0.1  # seconds between two looks at the ranks
-TERM_AFTER = 3.0  # seconds that the other ranks have to end by themselves after a failure
+TERM_AFTER = 3.0  # seconds that the other ranks have to end by themselves after a failure or a second Ctrl-C
 KILL_AFTER = 30.0  # seconds from SIGTERM to SIGKILL
 LOGS_AFTER = 10.0  # seconds from the end of all that to the end of the logs
 # Processes that outlive the ranks ("strays") are ended.
@@ -108,11 +108,14 @@ class PassedOnSignals:
 
     Attributes:
         last: the latest signal; None before the first.
+        insists: whether there was a second Ctrl-C.
     """
 
     def __init__(self, send: Callable[[Child, signal.Signals], None]) -> None:
         """Passes nothing on yet; `send` is how a child gets a signal."""
         self.last: signal.Signals | None = None
+        self.insists = False
+        self._interrupts = CtrlC()
         self._send = send
         self._children: Sequence[Child] = ()
 
@@ -125,6 +128,8 @@ class PassedOnSignals:
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
         """Passes a signal on that has just come."""
         self.last = signal.Signals(signal_number)
+        if self.last == signal.SIGINT and self._interrupts.is_second():
+            self.insists = True
         self._pass_on(self.last)
 
     def _pass_on(self, signal_number: signal.Signals) -> None:
@@ -141,22 +146,27 @@ def passing_on_signals(send: Callable[[Child, signal.Signals], None] = send_to) 
 
 
 def _wait_for(ranks: Sequence[Child], signals: PassedOnSignals, first_rank: int) -> int | None:
-    """Waits until every rank has ended; the first failure ends the others. Returns the failed rank's status."""
+    """Waits until every rank has ended; the first failure ends the others. Returns the failed rank's status.
+
+    So does a second Ctrl-C: a rank that waits for another inside of a library does not notice it.
+    """
     failed: int | None = None  # local number of the rank that failed first
-    failed_at = 0.0
+    ending_since: float | None = None  # when the first rank failed, or the second Ctrl-C came
     steps = [(TERM_AFTER, signal.SIGTERM), (TERM_AFTER + KILL_AFTER, signal.SIGKILL)]
     while True:
         running = [rank for rank in ranks if rank.poll() is None]
-        if failed is None:
+        if ending_since is None:
             failed = _first_failed(ranks, signals.last)
-            failed_at = time.monotonic()
             if failed is not None and ranks[failed].returncode < 0:  # it could not say anything itself
                 _warn(f"rank {first_rank + failed} {_end_of(ranks[failed])}")
         if not running:
             return None if failed is None else ranks[failed].returncode
-        if failed is not None and steps and time.monotonic() - failed_at > steps[0][0]:
+        if ending_since is None and (failed is not None or signals.insists):
+            ending_since = time.monotonic()
+        if ending_since is not None and steps and time.monotonic() - ending_since > steps[0][0]:
             signal_number = steps.pop(0)[1]
-            _warn(f"rank {first_rank + failed} {_end_of(ranks[failed])}; the others get {signal_number.name}")
+            why = "Ctrl-C" if failed is None else f"rank {first_rank + failed} {_end_of(ranks[failed])}"
+            _warn(f"{why}; the others get {signal_number.name}")
             for rank in running:
                 send_to(rank, signal_number)
         time.sleep(CHECK_INTERVAL)

@@ -30,7 +30,7 @@ from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.parameters import whole_shape
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.run.distributed import device, is_main, world_size
+from dschat.run.distributed import barrier, device, is_main, world_size
 
 if TYPE_CHECKING:
     from dschat.engine.reduction import ReductionCheck
@@ -336,6 +336,20 @@ class Engine(Generic[M]):
         return zero3.whole_weights(self._engine, instead or {})
 
 
+def wait_for_files(engine: Any) -> None:
+    """Lets each save of DeepSpeed's engine wait for the files of other ranks for as long as `barrier` waits.
+
+    Its own collectives wait for --ddp_timeout alone. The first of them after the files is the optimiser's epilogue.
+    """
+    has_epilogue = engine._optimizer_has_ckpt_event_epilogue
+
+    def has_epilogue_after_files() -> bool:
+        barrier()
+        return bool(has_epilogue())
+
+    engine._optimizer_has_ckpt_event_epilogue = has_epilogue_after_files
+
+
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
     """Wraps a model that is trained in DeepSpeed, with AdamW (β = 0.9, 0.95) and a learning-rate schedule.
 
@@ -357,6 +371,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     zero3.share_fetches(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     add_in_one_pass(engine.optimizer)
+    wait_for_files(engine)
     zero3.hold_head(engine)
     engine.train()
     return Engine(engine, clipping, adam, compiler_for(model) if settings.compile else None)

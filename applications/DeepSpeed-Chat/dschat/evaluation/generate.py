@@ -186,7 +186,8 @@ def _scoring_by_function(name: str) -> Scoring:
     require_arguments(function, name, REWARD_FUNCTION, with_segments=False)
     scorer = partial(score_texts, FunctionScores(function, REWARD_FUNCTION))
     path, _, function_name = name.rpartition(":")
-    scorer_name = f"{Path(path).name}:{function_name} {file_hash(path)[:12]}"
+    content = content_hash(f"{function_name} {file_hash(path)}")
+    scorer_name = f"{Path(path).name}:{function_name} {content[:12]}"
     return Scoring({"reward-function": described_function(name)}, lambda _: scorer, scorer_name)
 
 

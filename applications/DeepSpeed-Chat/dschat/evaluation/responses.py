@@ -4,6 +4,7 @@
 import logging
 import math
 import os
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,8 +167,14 @@ def require_same_scorer(scorers: Mapping[str, str]) -> None:
 
 
 def is_same_scorer(scorer: str, other: str) -> bool:
-    """Whether two results of `scorer_of` end with the same hash, or one of them is empty."""
-    return not scorer or not other or scorer.split()[-1] == other.split()[-1]
+    """Whether two results of `scorer_of` end with the same hash, are the same without one, or one of them is empty."""
+    return not scorer or not other or _identity_of(scorer) == _identity_of(other)
+
+
+def _identity_of(scorer: str) -> str:
+    """The hash behind a scorer's name; the whole name if a user has given one without."""
+    last_word = scorer.split()[-1]
+    return last_word if re.fullmatch("[0-9a-f]{12}", last_word) else scorer
 
 
 def model_names(files: Sequence[Path]) -> list[str]:

@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.atomic import reporting, write_file
 from dschat.base.errors import UserError
 from dschat.data.batches import pad
-from dschat.data.encoding import encode_prompts, encode_responses
-from dschat.data.rows import Row
+from dschat.data.encoding import encode_prompt_texts, encode_responses
 from dschat.evaluation.macro_actions import MacroToken, macro_text
 from dschat.evaluation.page import Example, MacroPanel, Report, Section
 from dschat.evaluation.panel_options import MacroActionsOptions
@@ -45,7 +45,7 @@ def run(options: MacroActionsOptions) -> str:
 def cut_all(options: MacroActionsOptions) -> list[Example]:
     """Every response under every condition; raises UserError if a flag, file, model or parser cannot be used."""
     flags_of_panels = _flags_of_panels(options)
-    texts = _texts(options)
+    texts = _shown_texts(options)
     tokenizer = load_tokenizer(options.panels.model, "--model")
     conditions = []
     for flags in flags_of_panels:
@@ -62,8 +62,8 @@ def cut_all(options: MacroActionsOptions) -> list[Example]:
             numbers = macro_actions.index[row, : len(words)].tolist()
             panels[row].append(_panel(flags.title, words, numbers))
     examples = []
-    for number, (prompt, _) in enumerate(texts, start=1):
-        examples.append(Example(f"Response {number}", prompt, panels[number - 1]))
+    for number, text in enumerate(texts, start=1):
+        examples.append(Example(f"Response {number}", text.shown_prompt, panels[number - 1]))
     return examples
 
 
@@ -102,36 +102,46 @@ def _flags_of_panels(options: MacroActionsOptions) -> list[TerminationFlags]:
     return flags_of_panels
 
 
-def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
-    """The pairs (prompt, response) to be shown."""
+class _ShownText(NamedTuple):
+    """A response to be shown."""
+
+    prompt: str  # as the model reads it
+    shown_prompt: str  # without the marks of a chat template
+    response: str
+    is_finished: bool  # ends with EOS
+
+
+def _shown_texts(options: MacroActionsOptions) -> list[_ShownText]:
+    """The responses of --text or --jsonl."""
     panels = options.panels
     texts = []
     if panels.jsonl is None:
         for response in panels.text or []:
-            texts.append((panels.prompt, response))
-    else:
-        responses = read_responses(panels.jsonl, "--jsonl")
-        for item in responses[: panels.limit or None]:
-            texts.append((item.prompt, item.response))
+            texts.append(_ShownText(panels.prompt, panels.prompt, response, True))
+        return texts
+    for item in read_responses(panels.jsonl, "--jsonl")[: panels.limit or None]:
+        is_finished = item.row.get("finished") is not False
+        texts.append(_ShownText(item.row["prompt"], item.prompt, item.response, is_finished))
     return texts
 
 
 def _trajectory(
     options: MacroActionsOptions,
     flags_of_panels: Sequence[TerminationFlags],
-    texts: Sequence[tuple[str, str]],
+    texts: Sequence[_ShownText],
     tokenizer: PreTrainedTokenizerBase,
 ) -> Trajectory:
-    """The responses, each with its EOS, as a trajectory; log-probs only where a condition reads them."""
-    prompt_rows = []
+    """The responses, the finished ones with EOS, as a trajectory; log-probs only where a condition reads them."""
+    prompt_texts = []
     response_texts = []
-    for prompt, response in texts:
-        prompt_rows.append(Row(prompt, None, None, None, {}, "--prompt"))
-        response_texts.append(response)
-    prompts = encode_prompts(tokenizer, prompt_rows)
-    responses = []
-    for token_ids in encode_responses(tokenizer, response_texts):
-        responses.append([*token_ids, tokenizer.eos_token_id])
+    for text in texts:
+        prompt_texts.append(text.prompt)
+        response_texts.append(text.response)
+    prompts = encode_prompt_texts(tokenizer, prompt_texts)
+    responses = encode_responses(tokenizer, response_texts)
+    for text, token_ids in zip(texts, responses, strict=True):
+        if text.is_finished:
+            token_ids.append(tokenizer.eos_token_id)
 
     # Prompts are padded on the left and responses on the right, as in a sampled rollout.
     prompt_ids, prompt_mask = pad(prompts, tokenizer.pad_token_id, "left")
@@ -142,7 +152,7 @@ def _trajectory(
         torch.cat([prompt_mask, response_mask], 1),
         response_mask,
         torch.arange(count),
-        torch.ones(count).bool(),
+        torch.tensor([text.is_finished for text in texts]),
     )
 
     zeros = torch.zeros(response_mask.shape)

@@ -30,6 +30,7 @@ from dschat.evaluation.responses import (
     comparison_of,
     mirrored,
     model_names,
+    pair_id,
     read_pairs,
     read_responses,
     require_same_scorer,
@@ -269,9 +270,10 @@ def _section(dataset: str, votes: Sequence[Vote]) -> VoteSection:
         rows.append((vote if is_in_order else vote.exchanged()).row())
     table = pd.DataFrame(rows)
     table = table.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
-    # Equal texts in one file are items of their own.
-    table["occurrence"] = table.groupby(["rater", "files", *TEXTS], sort=False).cumcount()
-    table["item"] = table.groupby([*TEXTS, "occurrence"], sort=False).ngroup()
+    # Equal texts in one file are items of their own. Half of a surrogate pair is a question mark in written files.
+    table["pair"] = list(map(pair_id, table["prompt"], table["response_a"], table["response_b"]))
+    table["occurrence"] = table.groupby(["rater", "files", "pair"], sort=False).cumcount()
+    table["item"] = table.groupby(["pair", "occurrence"], sort=False).ngroup()
     by_rater = []
     for rater, votes_of_rater in table.groupby("rater", sort=False):
         if rater == REWARD_MODEL:  # complete files and samples of them may both be given

@@ -52,7 +52,7 @@ class Reading:
 def read_answer(text: str, criteria: Iterable[str]) -> Reading:
     """Read a judge's answer, with the verdicts on some criteria where it gives them.
 
-    The answer is the JSON object asked for, alone, fenced or inside other text; or text with one line such as
+    The answer is the JSON object asked for, alone, fenced or inside other text; or text whose last line is one such as
     "Verdict: first"; or the verdict alone.
 
     Raises:
@@ -70,13 +70,21 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
             raise UnreadableAnswer("it gives several verdicts that contradict each other")
         return readings[-1]
 
-    verdicts = {place_of(line) for line in VERDICT_LINE.findall(text)} - {None}
-    if not verdicts and any(word in text.lower() for word in PLACES):
-        verdicts = {place_of(text)} - {None}
-    if objects or len(verdicts) != 1:
+    verdicts = set() if objects else _verdicts_in(text.strip())
+    if len(verdicts) != 1:
         empty = "" if text.strip() else "is empty and "
         raise UnreadableAnswer("it gives several verdicts" if verdicts else f"it {empty}gives no verdict")
-    return Reading(str(verdicts.pop()))
+    return Reading(verdicts.pop())
+
+
+def _verdicts_in(text: str) -> set[str]:
+    """The verdicts of text without JSON, if its last line is one or it is a verdict as a whole; else none."""
+    lines = VERDICT_LINE.findall(text)
+    if not lines:
+        lines = [text] if any(word in text.lower() for word in PLACES) else []
+    elif not VERDICT_LINE.match(text.rpartition("\n")[2]) or place_of(lines[-1]) is None:
+        return set()  # what follows a verdict may take it back
+    return set(filter(None, map(place_of, lines)))
 
 
 def place_of(value: object) -> str | None:

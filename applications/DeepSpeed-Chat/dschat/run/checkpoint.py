@@ -250,9 +250,23 @@ class Checkpoints:
                 yield
             except (Stopped, ServerLost):
                 current = progress()
-                if self._last is None or not current.equals_but_for_tensors(self._last):
+                if self._adds_to_last(current):
                     self.save(current)
                 raise
+
+    def _adds_to_last(self, current: Progress) -> bool:
+        """Whether a state is worth a checkpoint beside the last one that was saved or loaded.
+
+        One between the critic's updates would replace the one from before its rollout, which any number of processes
+        can continue; the same number comes to the same results from there.
+        """
+        last = self._last
+        if last is None:
+            return True
+        enters_rollout = current.is_inside_rollout and not last.is_inside_rollout
+        if enters_rollout and current.update == last.update:
+            return False
+        return not current.equals_but_for_tensors(last)
 
     # -- reading
 

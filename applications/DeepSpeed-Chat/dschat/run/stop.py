@@ -11,8 +11,9 @@
 
 A rollout that was being sampled or scored is not saved: it is sampled again from the same seeds. A rollout that was
 being trained on is saved with the number of finished updates; the interrupted update starts again from its first
-micro-batch (training/iteration.py). The reference's pass before training (training/reference.py) stops in the same
-way, with nothing to save. Everywhere else a signal ends the process at once.
+micro-batch (training/iteration.py). If only the critic was updated on it, a checkpoint from before it stays. The
+reference's pass before training (training/reference.py) stops in the same way, with nothing to save. Everywhere else a
+signal ends the process at once.
 """
 
 import math
@@ -22,15 +23,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dschat.base.signals import handled_by
+from dschat.base.signals import CtrlC, handled_by
 from dschat.run.distributed import largest_over_ranks
 
 _received = 0  # the first signal that arrived, or 0
-_interrupted_at: float | None = None  # when the first Ctrl-C arrived, in seconds
+_interrupts = CtrlC()
 _deadline = math.inf  # when --max_time is over, on the clock of time.monotonic
 DEADLINE = int(signal.SIGALRM)  # stands for the end of --max_time among the signals' numbers; the signal is not used
-# Within this time a second Ctrl-C is the first one again: a terminal and a launcher may both send it.
-SAME_CTRL_C = 1.0  # seconds
 
 
 class Stopped(BaseException):
@@ -63,9 +62,9 @@ def stopping_at(deadline: float) -> Iterator[None]:
 @contextmanager
 def stop_signals() -> Iterator[None]:
     """Inside, signals are only recorded; a second Ctrl-C raises KeyboardInterrupt at once."""
-    global _received, _interrupted_at
+    global _received, _interrupts
     _received = 0
-    _interrupted_at = None
+    _interrupts = CtrlC()
     with handled_by(_record):
         yield
 
@@ -107,10 +106,7 @@ def _reason() -> int:
 
 
 def _record(number: int, frame: FrameType | None) -> None:
-    global _received, _interrupted_at
-    if number == signal.SIGINT:
-        if _interrupted_at is None:
-            _interrupted_at = time.monotonic()
-        elif time.monotonic() - _interrupted_at > SAME_CTRL_C:
-            raise KeyboardInterrupt
+    global _received
+    if number == signal.SIGINT and _interrupts.is_second():
+        raise KeyboardInterrupt
     _received = _received or number
