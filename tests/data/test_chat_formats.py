@@ -66,6 +66,19 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             },
         ),
         (
+            {
+                "system": "s",
+                "prompt": "2 + 2?",
+                "chosen": {"from": "gpt", "value": "4"},
+                "rejected": {"from": "gpt", "value": "5"},
+            },
+            {
+                "prompt": messages(("system", "s"), ("user", "2 + 2?")),
+                "chosen": messages(("assistant", "4")),
+                "rejected": messages(("assistant", "5")),
+            },
+        ),
+        (
             {"system": "s", "chosen": spoken(*ASKED, ("gpt", "4")), "rejected": spoken(*ASKED, ("gpt", "5"))},
             {
                 "chosen": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4")),

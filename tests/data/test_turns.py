@@ -87,6 +87,8 @@ def test_a_dialogue_without_a_last_reply(tmp_path, name):
     assert runs_of(tokenizer, examples[0]) == WRITTEN[name] and not dropped
     examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
     assert len(examples) == 1 and dropped == {"no reply to the last message": 1}
+    with pytest.raises(UserError, match=r"no reply to the last message: 1; .*\. Give other data\."):  # of any length
+        sft_examples(rows[:1], tokenizer, 999, EOS)
 
     # Messages of the user alone are prompts, which step 1 cannot learn from.
     path = write_jsonl(tmp_path / "prompts.jsonl", [{"messages": TALK[:1]}])

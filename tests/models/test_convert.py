@@ -73,7 +73,11 @@ def test_a_model_in_pickles_is_refused_with_the_command_that_converts_it(make, d
         open_config(folder, "--m")
     assert f"`python -m dschat.models.convert {folder} NEW_FOLDER`" in str(caught.value)
     new = str(tmp_path / "new")
+    kept = {"generation_config.json": '{"eos_token_id": [2, 5], "temperature": 0.7}', "tokenizer.model": "binary"}
+    for name, content in kept.items():
+        (tmp_path / "old" / name).write_text(content)
     assert main([folder, new]) == 0
+    assert all((tmp_path / "new" / name).read_text() == content for name, content in kept.items())
     load = load_causal_lm if make is make_causal_lm else load_trained_scalar
     assert largest_difference(load(new, "--m", dtype, tokenizer).state_dict(), model.state_dict()) == 0
     assert json.loads((tmp_path / "new" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import GemmaConfig
 
+from cli_runs import write_jsonl
 from dschat.cli import main as dschat
 
 
@@ -81,6 +82,18 @@ def test_an_evaluation_may_score_more_rows_at_once_than_a_rollout(model, capsys)
     assert scoring("--eval_prompts", "64", gpus="2") == scoring("--eval_prompts", "32")
     assert scoring("--eval_prompts", "32", gpus="4") == scoring("--eval_prompts", "8"), "8 rows a process"
     assert scoring("--eval_prompts", "32") / scoring("--eval_prompts", "8") == pytest.approx(4, rel=0.01)
+
+
+def test_the_data_of_a_step_in_any_spelling(model, tmp_path, capsys):
+    """None is made up beside them."""
+    content = [{"prompt": "a", "chosen": f" b{n}", "rejected": " c"} for n in range(8)]
+    rows = write_jsonl(tmp_path / "rows.jsonl", content)
+    words = ["--step", "dpo", "--gpus", "1", "--model_name_or_path", model, "--per_device_train_batch_size", "1"]
+    counts = []
+    for flags in (["--data_path", str(rows)], ["--data-path", str(rows)], [f"--data_path={rows}"]):
+        (plan,) = planned(capsys, *words, *flags)
+        counts.append(plan["counts"])
+    assert counts[0] and counts == [counts[0]] * 3
 
 
 def test_a_run_without_a_critic(model, capsys):

@@ -54,6 +54,14 @@ def test_programs_that_were_not_run_are_no_samples(tmp_path):
     assert "published" not in pass_table(rates) and "–" in pass_table(rates)
 
 
+def test_problems_with_too_few_samples_are_left_out_with_a_warning(tmp_path, caplog):
+    """pass@3 of two problems, one of whose samples was not run: that of the other alone."""
+    rows = [problem("", "invalid", "passed", "wrong"), problem("", "passed", "passed", "wrong")]
+    (row,) = pass_rates([write_jsonl(tmp_path / "m.jsonl", rows)], (2, 3)).to_dict("records")
+    assert row["problems"] == 2 and row["pass@2"].value == 1.0 and row["pass@3"].value == 1.0
+    assert "m.jsonl: pass@3 leaves out 1 of 2 problems" in caplog.text and "pass@2" not in caplog.text
+
+
 def test_other_files_are_named(tmp_path):
     file = write_jsonl(tmp_path / "m.jsonl", [{"prompt": "p", "difficulty": "", "samples": 3}])
     with pytest.raises(UserError, match="m.jsonl:1: column 'samples'"):

@@ -123,6 +123,8 @@ def test_machines_with_ssh(tmp_path):
     assert found.ssh_options == ("--hostfile", hosts, *PORT)
     found = started(hostfile=hosts, num_gpus=4)
     assert (found.world_size, found.ssh_options) == (8, ("--hostfile", hosts, *PORT, "--num_gpus", "4"))
+    found = started(hostfile=hosts, master_addr="10.0.0.1")
+    assert found.ssh_options == ("--hostfile", hosts, *PORT, "--master_addr", "10.0.0.1")
 
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0"}  # of a script of two machines

@@ -37,6 +37,8 @@ HEALTHY = {
 }
 KL, STD, LENGTH, EOS = "objective/kl", "objective/scores_std", "response/length", "response/eos_rate"
 CORRELATION, REPETITION, ENTROPY = "response/score_length_correlation", "response/repetition", "objective/entropy"
+# A critic that begins as the actor does and warms up has no flag left that would help it.
+WITHOUT_REMEDY = {"critic_warmup_updates": 20, "critic_model_name_or_path": None, "reward_model_name_or_path": None}
 EXPLAINED, LOSS = "val/explained_variance", "loss/value"
 
 
@@ -196,6 +198,7 @@ def test_a_rollout_without_a_scored_response_is_no_first_one(caplog):
         (creeping(21.0, 32.0), {}, "a larger --kl_ctl (0.05); or --adaptive_kl_target 6", "--kl_ctl 0.05"),
         (creeping(21.0, 32.0), {"adaptive_kl_target": 9.0}, "a smaller --adaptive_kl_target (9)", "--kl_ctl"),
         (of(EXPLAINED, *[0.01] * 20), {}, "; or --critic_minibatches 4 --critic_epochs 4.", "prefer short"),
+        (of(EXPLAINED, *[-3.0] * 10), WITHOUT_REMEDY, "mean nothing inside a response.", "Try"),
         (of(EXPLAINED, *[0.01] * 20), {"critic_epochs": 4}, "starts from the reward model.", "--critic_minibatches"),
     ],
 )

@@ -197,6 +197,8 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
             " from number 0 on; unset the variable, and set --num_gpus to the GPUs to use per machine."
         )
     options = ["--hostfile", hostfile, "--master_port", str(flags.master_port)]
+    if flags.master_addr is not None:
+        options += ["--master_addr", flags.master_addr]
     if flags.num_gpus is not None:
         options += ["--num_gpus", str(flags.num_gpus)]
     return LaunchPlan(

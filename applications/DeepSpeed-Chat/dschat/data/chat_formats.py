@@ -6,7 +6,7 @@ treats such rows like rows of messages.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,10 +91,22 @@ def from_sharegpt(
     response_lists = lists_in((response, keys.rejected_key))
     if response_lists and lists_in((keys.messages_key,)) and columns.get(keys.prompt_key) is None:
         columns[keys.prompt_key] = columns.pop(keys.messages_key)
+    prompt = columns.get(keys.prompt_key)
+    if (
+        isinstance(prompt, str)
+        and response_lists
+        and all(_begins_with_reply(columns[name]) for name in response_lists)
+    ):
+        columns[keys.prompt_key] = [{"role": "user", "content": prompt}]
     prompt_lists = lists_in((keys.messages_key, keys.prompt_key))
     for column in prompt_lists[:1] or response_lists:
         columns[column] = _with_system(columns[column], raw, origin)
     return columns, keys
+
+
+def _begins_with_reply(messages: Sequence[Any]) -> bool:
+    """Whether messages hold no part of the prompt."""
+    return bool(messages) and isinstance(messages[0], dict) and messages[0].get("role") == "assistant"
 
 
 def _with_roles(value: Any, column: str, origin: str) -> Messages:

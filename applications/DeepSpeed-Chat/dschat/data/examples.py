@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import MarkedPrompt, encode_prompt_texts, encode_responses, prompt_text
-from dschat.data.formats import NO_SOLUTION, PROMPT_MESSAGES
+from dschat.data.formats import NO_LAST_REPLY, NO_SOLUTION, PROMPT_MESSAGES
 from dschat.data.messages import WEIGHT, is_unwritten
 from dschat.data.rows import BOTH_RESPONSES, ResponseColumn, Row, in_words
 
@@ -36,7 +36,7 @@ EMPTY_PROMPT = "prompt without tokens"
 NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
 
-REASONS_AT_ANY_LENGTH = {EMPTY_PROMPT, NOTHING_WRITTEN, NO_WEIGHT, NO_SOLUTION}
+REASONS_AT_ANY_LENGTH = {EMPTY_PROMPT, NOTHING_WRITTEN, NO_WEIGHT, NO_SOLUTION, NO_LAST_REPLY}
 
 Example = TypeVar("Example")
 

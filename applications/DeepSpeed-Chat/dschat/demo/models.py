@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 ENDED = "ended"
 MARKER = "ended: it began the next turn"
 LENGTH = "cut at its longest"
-STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,7 @@ class _Generation(threading.Thread):
             return GrowingAnswer(text, MARKER)
         if has_end:
             return GrowingAnswer(text, ENDED)
-        return GrowingAnswer(text, STOPPED if self.stop.is_set() else LENGTH)
+        return GrowingAnswer(text, LENGTH)
 
 
 class _StopsAnswer(StoppingCriteria):

@@ -12,7 +12,7 @@ from dschat.data.encoding import prompt_text
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
 from dschat.data.turn_end import reply_contents
-from dschat.demo.models import LENGTH, STOPPED, GrowingAnswer, LoadedModel, answer, load_model
+from dschat.demo.models import LENGTH, GrowingAnswer, LoadedModel, answer, load_model
 from dschat.demo.options import ChatOptions, DemoOptions
 from dschat.demo.sampling import SamplingChoice, choose_sampling
 from dschat.evaluation.policy import Compute
@@ -99,7 +99,7 @@ class Session:
         """A finished answer with its score, if there is a reward model."""
         if self.reader is None or draft.done is None:
             return draft
-        finished = draft.done not in (LENGTH, STOPPED)
+        finished = draft.done != LENGTH
         texts = ResponseTexts([prompt_text(model.tokenizer, row)], [draft.text], [row], [finished])
         return replace(draft, score=float(self.reader(texts)))
 

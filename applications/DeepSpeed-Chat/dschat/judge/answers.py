@@ -7,7 +7,7 @@ contradicts itself is asked for again. So is JSON that is broken: nothing is gue
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from dschat.base.jsonl import RepeatedKey, without_repeats
@@ -48,22 +48,28 @@ def without_thoughts(text: str) -> str:
     return THOUGHT_START.split(text[max(ends, default=0) :])[0]
 
 
-def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """The outermost objects in an answer without thoughts; line breaks and tabs inside strings are taken as they are.
+def json_objects(text: str) -> tuple[list[dict[str, object]], list[str]]:
+    """The outermost objects in an answer without thoughts, and the n + 1 texts before, between and after n of them.
+
+    Line breaks and tabs inside strings are taken as they are.
 
     Raises:
         UnreadableAnswer: an object is broken or cut off, or has a key twice.
     """
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=without_repeats)
+    objects = []
+    texts = []
     position = 0
     while start := OBJECT_START.search(text, position):
+        texts.append(text[position : start.start()])
         try:
             value, position = decoder.raw_decode(text, start.start())
         except RepeatedKey as error:
             raise UnreadableAnswer(str(error)) from error
         except (ValueError, RecursionError):
             raise UnreadableAnswer("its JSON is broken or cut off") from None
-        yield value
+        objects.append(value)
+    return objects, [*texts, text[position:]]
 
 
 def ask_until_read(

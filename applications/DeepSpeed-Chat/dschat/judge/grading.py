@@ -97,7 +97,8 @@ def read_answer(reply: Reply, keys: Sequence[str], lowest: float, highest: float
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
     answers: list[dict[str, float]] = []
-    for row in json_objects(without_thoughts(reply.text)):
+    objects, _ = json_objects(without_thoughts(reply.text))
+    for row in objects:
         if any(key in row for key in keys):
             answers.append(_numbers_of(row, keys, lowest, highest))
     if not answers:

@@ -37,6 +37,7 @@ VERDICT_LINE = re.compile(
     r"(?::|=|\bis\b)(.+)$",
     re.IGNORECASE | re.MULTILINE,
 )
+CONTRADICTION = "it gives several verdicts that contradict each other"
 MAX_VERDICT_LENGTH = 60  # characters; longer text is not a verdict
 
 
@@ -59,26 +60,39 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
         UnreadableAnswer: there is no verdict, the JSON is broken, or several verdicts contradict each other.
     """
     text = without_thoughts(text)
-    objects = list(json_objects(text))
+    objects, texts = json_objects(text)
     readings = []
     for row in objects:
         verdict = _verdict_of(row)
         if verdict is not None:
             readings.append(_reading(verdict, row, criteria))
     if readings:
-        if len({reading.verdict for reading in readings}) > 1:
-            raise UnreadableAnswer("it gives several verdicts that contradict each other")
+        verdicts = {reading.verdict for reading in readings} | _verdicts_beside(texts)
+        if len(verdicts) > 1:
+            raise UnreadableAnswer(CONTRADICTION)
         return readings[-1]
 
-    verdicts = set() if objects else _verdicts_in(text.strip())
+    verdicts = set() if objects else _verdicts_in(text)
     if len(verdicts) != 1:
         empty = "" if text.strip() else "is empty and "
         raise UnreadableAnswer("it gives several verdicts" if verdicts else f"it {empty}gives no verdict")
     return Reading(verdicts.pop())
 
 
+def _verdicts_beside(texts: Sequence[str]) -> set[str]:
+    """The verdicts in the texts around JSON; of a line behind it, which may take its verdict back, also its words."""
+    verdicts = set()
+    for text in texts:
+        for line in VERDICT_LINE.findall(text):
+            verdict = place_of(line)
+            if verdict is not None or text is texts[-1]:
+                verdicts.add(verdict or line)
+    return verdicts
+
+
 def _verdicts_in(text: str) -> set[str]:
     """The verdicts of text without JSON, if its last line is one or it is a verdict as a whole; else none."""
+    text = text.strip()
     lines = VERDICT_LINE.findall(text)
     if not lines:
         lines = [text] if any(word in text.lower() for word in PLACES) else []
@@ -109,14 +123,17 @@ def in_terms_of_models(verdict: str, first: Side) -> Verdict:
 
 
 def _verdict_of(row: dict[str, Any]) -> str | None:
-    values = {}
+    """The verdict of an object; None without a key for one. Raises UnreadableAnswer if these say none or several."""
+    verdicts = set()
     for key, value in row.items():
-        values[key.lower().replace(" ", "_")] = value
-    for key in VERDICT_KEYS:
-        verdict = place_of(values.get(key))
-        if verdict is not None:
-            return verdict
-    return None
+        if key.lower().replace(" ", "_") in VERDICT_KEYS:
+            verdicts.add(place_of(value))
+    if verdicts == {None}:
+        raise UnreadableAnswer("it gives no verdict of first, second or tie")
+    verdicts.discard(None)
+    if len(verdicts) > 1:
+        raise UnreadableAnswer(CONTRADICTION)
+    return verdicts.pop() if verdicts else None
 
 
 def _reading(verdict: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:

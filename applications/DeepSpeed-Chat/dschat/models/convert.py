@@ -7,6 +7,7 @@ Reads ordinary folders of transformers, and reward models and critics as DeepSpe
 opened without running code (``weights_only``).
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from dschat.base.atomic import writing_folder
 from dschat.base.errors import UserError
 from dschat.base.lfs import refuse_pointer
 from dschat.models.open_errors import explaining
-from dschat.models.tokenizer import open_tokenizer
+from dschat.models.tokenizer import open_tokenizer, save_tokenizer
 
 VALUE_HEAD = "v_head.weight"  # in a reward model or critic of DeepSpeed-Chat, beside a backbone of any name
 
@@ -50,7 +52,10 @@ def convert(folder: Path, target: Path) -> None:
     model = _build_model(model_class, config, weights, folder)
     with writing_folder(target) as unfinished:
         model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        generation_config = folder / GENERATION_CONFIG_NAME
+        if generation_config.exists():  # transformers has made one from config.json
+            shutil.copyfile(generation_config, unfinished / GENERATION_CONFIG_NAME)
+        save_tokenizer(tokenizer, unfinished)
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from dschat.settings.presets import find_preset, preset_names
 
 # A plan starts no run, but the flags of a step are checked together with an output folder.
 OUTPUT_FLAGS = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
+# The flag of a step's data, in each of its spellings.
+DATA_FLAG = re.compile(r"--(data[_-]path|task\.query[_-]dataset)(=|$)")
 
 
 def run(options: PlanOptions) -> int:
@@ -103,7 +106,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
 
     # Settings. A plan needs no data, although the step does.
     arguments = [*flags, *OUTPUT_FLAGS]
-    if file is None and "--data_path" not in flags and "--task.query_dataset" not in flags:
+    if file is None and not any(DATA_FLAG.match(word) for word in flags):
         arguments += ["--data_path", "unnamed"]
     settings = resolve(
         training_step.flags_class(), arguments, command=step, processes=machine.processes, runs_here=False, config=file

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pass@k: the chance that one of k programs for a problem passes its tests, estimated from n ≥ k of them."""
 
+import logging
 import math
 import tomllib
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from dschat.data.known_sets import find_known
 from dschat.evaluation.page import OUTPUT, REPORT_NAME, Report, Table, write_report
 from dschat.evaluation.responses import FILE_FLAG
 from dschat.programs.options import PassOptions
+
+logger = logging.getLogger(__name__)
 
 ALL = "all"
 INVALID = "invalid"  # status of a program that could not be run; it does not count as a sample
@@ -38,8 +41,8 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
 
     Returns:
         Rows with `model`, `dataset` (empty if the problems are not all of one published set), `difficulty`,
-        `problems` (their number) and pass@k for each k: a rate with a bootstrap interval over problems, None if a
-        problem has fewer than k samples.
+        `problems` (their number) and pass@k for each k: a rate with a bootstrap interval over the problems that have
+        at least k samples, None if none has. A warning says how many have not.
 
     Raises:
         UserError: a file is missing or malformed.
@@ -47,6 +50,10 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
     rows = []
     for file in files:
         problems = _read_problems(file, dataset)
+        for k in ks:
+            few = (problems["samples"] < k).sum()
+            if few:
+                logger.warning("%s: pass@%d leaves out %d of %d problems", file, k, few, len(problems))
         datasets = problems["dataset"].unique()
         groups = dict(list(problems.groupby("difficulty", sort=False)))
         groups.pop("", None)
@@ -92,8 +99,9 @@ def _has_status(sample: object) -> bool:
 
 
 def _mean_pass_rate(problems: pd.DataFrame, k: int) -> Rate | None:
-    """Mean pass@k over problems; None if one has fewer than k samples."""
-    if (problems["samples"] < k).any():
+    """Mean pass@k over the problems with at least k samples; None if there is none."""
+    problems = problems[problems["samples"] >= k]
+    if problems.empty:
         return None
     rates = []
     for problem in problems.itertuples():

@@ -68,7 +68,8 @@ class OutputLocation:
         if summary is None:
             return None
         present = [name for name in files if (self.folder / name).exists()]
-        return f"{summary}; finished before: {self.publish(present)}"
+        absent = [name for name in files if name not in present]
+        return f"{summary}; finished before: {self.publish(present, gone=absent)}"
 
     def record(self, settings: Mapping[str, Any], summary: str) -> None:
         """Writes the settings and summary of a finished data set. Raises UserError if the file cannot be written."""
@@ -127,6 +128,7 @@ def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: Run
 
     def conclude_and_record(entries: list[Entry]) -> Concluded:
         rows, summary = conclude(entries)
+        (location.folder / ROWS).unlink(missing_ok=True)  # those of earlier settings, which are not of this record
         location.record(settings, summary)
         return rows, summary
 

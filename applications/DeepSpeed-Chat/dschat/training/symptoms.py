@@ -178,7 +178,8 @@ class Symptom:
                 value += f", at first {round(course.first[name], 4):.3g}"
             values.append(value)
         remedies = [remedy.text for remedy in self.remedies if remedy.fits(course.flags)]
-        text = f"{self.text} ({'; '.join(values)}): {self.cause}. Try {'; or '.join(remedies)}."
+        advice = f" Try {'; or '.join(remedies)}." if remedies else ""
+        text = f"{self.text} ({'; '.join(values)}): {self.cause}.{advice}"
         return text.format_map(course.flags).replace("`", "")
 
 
