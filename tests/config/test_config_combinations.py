@@ -113,6 +113,12 @@ def test_macro_actions_that_nothing_reads_are_warned_of(flag, caplog):
     )
 
 
+def test_macro_actions_that_get_rewards_of_their_own_are_not_warned_of(caplog):
+    config_of("ppo", "--reward_function score.py:f --segment_rewards each --ngram 3", RLOO)
+    (said,) = caplog.messages
+    assert said.startswith("--segment_rewards: --advantage_estimator rloo adds up the rewards of a response")
+
+
 @pytest.mark.parametrize("source", ["--reward_function score.py:f", "--reward_source programs"])
 def test_other_sources_of_the_score_without_a_critic(source):
     config = config_of("ppo", source, RLOO)

@@ -156,6 +156,7 @@ REFUSALS = [
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
             ("http://a http://a", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
+            ("http://a --vllm_gpu_memory 0.7", "give --gpu_memory to dschat serve-vllm"),
             ("http://a --vllm_timeout 1800", "--vllm_timeout 1800 is not below --ddp_timeout 1800"),
         )
     ),

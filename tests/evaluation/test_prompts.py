@@ -11,9 +11,11 @@ from cli_runs import arguments, write_jsonl
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash
 from dschat.cli import main
+from dschat.data.formats import parse_row
 from dschat.data.sources import hold_out, load_source, read_source
-from dschat.evaluation.prompts import select_prompts
+from dschat.evaluation.prompts import digest_of, select_prompts
 from dschat.models.tokenizer import load_tokenizer
+from dschat.settings.common import ColumnFlags
 
 
 def texts_of(selection):
@@ -22,6 +24,14 @@ def texts_of(selection):
 
 def plain_rows(count):
     return [{"prompt": f"Question {i}:", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(count)]
+
+
+def test_any_column_is_part_of_what_a_resumed_run_must_have_in_common():
+    """A reward function may read it, and programs are run on its tests."""
+    rows = []
+    for expected in ("1", "2"):
+        rows.append(parse_row(plain_rows(1)[0] | {"input_output": expected}, ColumnFlags(), "rows:1"))
+    assert len({digest_of([row]) for row in rows}) == 2 and digest_of(rows[:1]) == digest_of(rows[:1])
 
 
 @pytest.fixture

@@ -162,6 +162,8 @@ def test_the_variables_of_ranks():
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
 SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
+TRAIN_JOB = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "3"}
+TRAIN_JOB |= {"PET_MASTER_ADDR": "job-1", "PET_MASTER_PORT": "29400"}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,9 @@ SLURM |= {"SLURM_STEP_NODELIST": "job-0,job-1"}
             {"master_addr": "a"},
             LaunchPlan(6, 3, 3, "a"),
         ),
+        (TRAIN_JOB, {}, LaunchPlan(6, 3, 3, "job-1", 29400)),
+        (TRAIN_JOB, {"master_port": 7}, LaunchPlan(6, 3, 3, "job-1", 7)),
+        (TRAIN_JOB, {"master_addr": "a", "master_port": 23456}, LaunchPlan(6, 3, 3, "a", 23456)),
     ],
 )
 def test_machines_of_a_cluster(variables, flags, expected, monkeypatch):

@@ -107,6 +107,7 @@ def test_truncated_importance_weights_multiply_the_advantages(batch):
         expected, expected_stats = updated(replace(batch, advantages=weight * batch.advantages))
         # Log-probs minus log 2 are rounded once more, and so are the weights: twice the roundings of one pass.
         assert largest_difference(found, expected) < 2 * FORWARD * EPS / 10
+        assert stats.pop("rollout/importance_clipped", None) == (None if clip is None else clip < 2)
         assert stats == near(expected_stats, scale=0.1)
 
 
@@ -118,7 +119,11 @@ def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, bat
     lengths = 1 / loss_weights("macro", batch.macro, batch.response_mask).clamp(min=1e-9)
     for clip in (100.0, 3.0):
         weights = (2**lengths if power else torch.full_like(lengths, 2.0)).clamp(max=clip)
-        found, _ = updated(drawn, rollout_is_clip=clip, policy_ratio=policy_ratio)
+        found, stats = updated(drawn, rollout_is_clip=clip, policy_ratio=policy_ratio)
+        # A mean as the loss is one: over macro actions, or over tokens.
+        shares = batch.response_mask / lengths if power else batch.response_mask
+        is_clipped = (shares * (weights >= clip)).sum() / shares.sum()
+        assert stats["rollout/importance_clipped"] == near(float(is_clipped), UPDATE)
         advantages = torch.where(batch.response_mask, weights * batch.advantages, 0.0)
         expected, _ = updated(replace(batch, advantages=advantages), policy_ratio=policy_ratio)
         assert largest_difference(found, expected) < FORWARD * EPS / 10

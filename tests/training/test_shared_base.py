@@ -121,6 +121,10 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     assert_near(reference[0].cpu(), expected)
 
 
+def score(prompts, responses, rows):
+    raise AssertionError("nothing is scored")
+
+
 def refused(tmp_path, base, **flags):
     with pytest.raises(UserError) as caught:
         check_ppo_lengths(config_of(tmp_path / "out", base, share_base=True, **flags))
@@ -135,6 +139,9 @@ def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path, caplog):
     assert "has rank 2. Give --critic_lora_dim 2" in refused(tmp_path, base, **models, critic_lora_dim=4)
     offload = refused(tmp_path, base, **models, offload_reference_model=True)
     assert offload.startswith("--offload_reference_model: with --share_base")
+    rewarded = {"reward_model_name_or_path": None, "critic_model_name_or_path": None}
+    function = refused(tmp_path, base, **rewarded, reward_function=f"{__file__}:score", offload_reference_model=True)
+    assert function == offload
     other = write_base(tmp_path / "other", tokenizer, "gpt2")
     assert f"was trained on another base, {base}" in refused(tmp_path, other, **models)
     alone = refused(tmp_path, other, reward_model_name_or_path=path)

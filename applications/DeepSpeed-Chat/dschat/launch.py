@@ -25,7 +25,7 @@ from threading import Thread
 
 from dschat.base.errors import UserError
 from dschat.cluster import LOCALHOST, ClusterNode, Rank, check_alone
-from dschat.settings.flags import check_values, flags_of
+from dschat.settings.flags import check_values, default_of, flags_of
 from dschat.settings.processes import LaunchFlags
 
 # Environment variables of ranks.
@@ -169,7 +169,9 @@ def _plan_machine(flags: LaunchFlags, machine: ClusterNode) -> LaunchPlan:
     if address is None:
         raise UserError(f"{machine.source}: give the address of the first machine, --master_addr (MASTER_ADDR).")
     count = _count_ranks(flags, machine.processes)
-    port = machine.master_port or flags.master_port
+    port = flags.master_port
+    if flags.master_addr is None and port == default_of(LaunchFlags, "master_port"):
+        port = machine.master_port or port
     return LaunchPlan(count * machine.count, count, machine.number * count, address, port)
 
 

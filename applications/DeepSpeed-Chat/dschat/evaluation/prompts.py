@@ -151,11 +151,12 @@ def shuffled(count: int) -> list[int]:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """12 hexadecimal digits that follow from the texts of rows."""
-    texts: list[Any] = []
+    """12 hexadecimal digits that follow from the texts of rows, and from all columns, which functions may read."""
+    contents: list[Any] = []
     for row in rows:
-        texts.append([row.prompt, row.messages, row.reply("chosen"), row.reply("rejected"), row.template_arguments])
-    return content_hash(json.dumps(texts, default=str))[:12]
+        texts = [row.prompt, row.messages, row.reply("chosen"), row.reply("rejected"), row.template_arguments]
+        contents.append([*texts, row.extra])
+    return content_hash(json.dumps(contents, default=str))[:12]
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,12 @@ UNREAD: tuple[Unread[PPOConfig], ...] = (
     Unread(_unread_by_estimator, "of no effect with --advantage_estimator {advantage_estimator}."),
     Unread(
         lambda config: _only_if(
-            not (config.advantages.needs.macro_actions or config.loss.is_by_macro_action), END_FLAGS
+            not (
+                config.advantages.needs.macro_actions
+                or config.loss.is_by_macro_action
+                or config.rewards.segment_rewards is not None
+            ),
+            END_FLAGS,
         ),
         "with --advantage_estimator {advantage_estimator} macro actions change the training only with --policy_ratio"
         " macro or macro_mean, or with --loss_mean macro.",

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from dschat.base.errors import UserError
-from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, flag
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, default_of, flag
 from dschat.settings.rules import Check, Rule
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
@@ -166,6 +166,14 @@ SERVER_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of a configuration with 
         lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_tensor_parallel > 1,
         "--vllm_tensor_parallel {vllm_tensor_parallel} with --vllm_url: a server divides the model among its own GPUs."
         " Drop the flag here, and give it to dschat serve-vllm.",
+    ),
+    Rule(
+        lambda config: (
+            config.vllm.vllm_url is not None
+            and config.vllm.vllm_gpu_memory != default_of(VllmFlags, "vllm_gpu_memory")
+        ),
+        "--vllm_gpu_memory {vllm_gpu_memory:g} with --vllm_url: a server uses the memory of its own GPUs. Drop the"
+        " flag here, and give --gpu_memory to dschat serve-vllm.",
     ),
     Rule(
         lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_timeout >= config.engine.ddp_timeout,

@@ -287,9 +287,20 @@ def _is_short(course: Course) -> bool:
     return length <= LIMITS.shrunk * first or (length <= LIMITS.few_tokens and length <= first / 2)
 
 
+def _has_squared_loss(course: Course) -> bool:
+    """Whether a critic's loss is half a squared error of clipped values, and not a cross-entropy of bins."""
+    return EXPLAINED in course.now and course.flags.get("value_head", "linear") == "linear"
+
+
 def _are_too_wide(course: Course) -> bool:
     """Whether a critic needs too many rollouts to move its values by a standard deviation of the scores."""
-    return EXPLAINED in course.now and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
+    return _has_squared_loss(course) and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
+
+
+def _is_slow(course: Course) -> bool:
+    """Whether a critic's values stay far from the returns."""
+    is_late = course.rollouts >= LIMITS.slow
+    return is_late and _has_squared_loss(course) and course.now[VALUE_ERROR] > LIMITS.missed
 
 
 def _never_learnt(course: Course) -> bool:
@@ -330,7 +341,7 @@ CONDITIONS: dict[str, Callable[[Course], bool]] = {
     "critic start": _never_learnt,
     "critic": _has_unlearnt,
     "dead critic": lambda course: course.rollouts >= LIMITS.slow and course.highest[EXPLAINED] <= LIMITS.learnt,
-    "slow critic": lambda course: course.rollouts >= LIMITS.slow and course.now[VALUE_ERROR] > LIMITS.missed,
+    "slow critic": _is_slow,
 }
 
 

@@ -316,7 +316,6 @@ class PPO(Algorithm):
                 self.models.actor,
                 self.config.sampling.temperature,
                 pass_size(self.plan),
-                self.config.vllm.rollout_is_clip,
                 batch.is_stale,
                 must_be_close=self.config.rollouts.uses_vllm,
             )

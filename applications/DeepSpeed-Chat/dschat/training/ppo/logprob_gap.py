@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -27,7 +25,6 @@ def check_gap(
     actor: PolicyEngine,
     temperature: float,
     size: PassSize,
-    clip: float | None = None,
     is_stale: bool = False,
     must_be_close: bool = True,
 ) -> dict[str, float]:
@@ -39,16 +36,14 @@ def check_gap(
         actor: the engine of the actor.
         temperature: sampling temperature.
         size: maximum size of a forward pass.
-        clip: the largest importance weight.
         is_stale: the tokens were sampled with the weights of one iteration ago, so that gaps up to STALE_GAP are
             expected.
         must_be_close: whether a larger mean ends the run.
 
     Returns:
         rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest absolute difference in nats over the
-        response tokens of all ranks; rollout/logprob_mismatch, the share of tokens that differ by more than MISMATCH;
-        with a clip also rollout/importance_clipped, the share of tokens whose importance weight it bounds. {} without
-        log-probs of the engine.
+        response tokens of all ranks; rollout/logprob_mismatch, the share of tokens that differ by more than MISMATCH.
+        {} without log-probs of the engine.
 
     Raises:
         UserError: on every rank, if the mean is larger than rounding (or one iteration) explains.
@@ -66,7 +61,7 @@ def check_gap(
         logprobs = response_logprobs(actor, rollout, temperature, size)
 
     differences = (logprobs - sampled_logprobs)[rollout.response_mask].double()
-    mean, largest, mismatch_share, clipped_share = _gap_over_ranks(differences, clip)
+    mean, largest, mismatch_share = _gap_over_ranks(differences)
     tolerance = STALE_GAP if is_stale else tolerance_of(actor)
     if must_be_close and not mean <= tolerance:
         cause = "an iteration" if is_stale else "rounding"
@@ -75,34 +70,26 @@ def check_gap(
             f" ({cause} explains {tolerance:g}): it samples with other weights than the actor's, or computes this"
             " model in another way. Use --rollout_engine continuous, and please report the model."
         )
-    metrics = {
+    return {
         "rollout/logprob_gap": mean,
         "rollout/logprob_gap_max": largest,
         "rollout/logprob_mismatch": mismatch_share,
     }
-    if clip is not None:
-        metrics["rollout/importance_clipped"] = clipped_share
-    return metrics
 
 
-def _gap_over_ranks(differences: Tensor, clip: float | None) -> tuple[float, float, float, float]:
-    """Mean and largest absolute difference over all ranks' tokens; shares of mismatches and of what a clip bounds.
+def _gap_over_ranks(differences: Tensor) -> tuple[float, float, float]:
+    """Mean and largest absolute difference over all ranks' tokens, and the share of mismatches.
 
     Args:
         differences: shape ``(N,)``, the actor's log-probs minus the engine's, at this rank's response tokens.
-        clip: the largest importance weight; with None the share is 0.
     """
     gaps = differences.abs()
     local_sum = float(gaps.sum())
     local_largest = float(gaps.amax()) if gaps.numel() else 0.0
-    local_clipped = 0
-    if clip is not None:
-        is_clipped = differences > math.log(clip)
-        local_clipped = int(is_clipped.sum())
     local_mismatches = int((gaps > MISMATCH).sum())
 
-    all_ranks = gather_objects((local_sum, gaps.numel(), local_largest, local_mismatches, local_clipped))
-    sums, counts, largest, mismatches, clipped = zip(*all_ranks, strict=True)
+    all_ranks = gather_objects((local_sum, gaps.numel(), local_largest, local_mismatches))
+    sums, counts, largest, mismatches = zip(*all_ranks, strict=True)
     tokens = max(sum(counts), 1)
     mean = sum(sums) / tokens
-    return mean, max(largest), sum(mismatches) / tokens, sum(clipped) / tokens
+    return mean, max(largest), sum(mismatches) / tokens

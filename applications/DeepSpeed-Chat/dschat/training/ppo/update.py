@@ -23,7 +23,7 @@ from dschat.training.iteration import Metrics, UpdateProgress, micro_batches, pa
 from dschat.training.ppo.credit import Credit
 from dschat.training.ppo.metrics import explained_share, fit_totals
 from dschat.training.ppo.models import trained_engines
-from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
+from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss, token_weights, value_loss
 from macro_actions.rewards import kl_estimate
 from macro_actions.segments import macro_logprobs, sequence_logprobs
 from macro_actions.types import PPOBatch, select_rows
@@ -326,10 +326,14 @@ def _actor_step(
     if part.rollout.drawn_logprobs is not None:
         drawn_logprobs = _logprobs_of_ratio(part.rollout.drawn_logprobs, part, flags)
     clip = config.vllm.rollout_is_clip
+    shares: dict[str, Tensor] = {}
     if clip is not None:
         from macro_actions.importance import importance_weights
 
-        advantages = advantages * importance_weights(old_logprobs, drawn_logprobs, clip)
+        importance = importance_weights(old_logprobs, drawn_logprobs, clip)
+        advantages = advantages * importance
+        clipped = (token_weights(mask, weights) * (importance >= clip)).sum() / counts.measured
+        shares["rollout/importance_clipped"] = clipped
 
     if flags.rollout_is_mask is not None:
         from macro_actions.importance import masked_policy_loss
@@ -343,7 +347,7 @@ def _actor_step(
             ratio_logprobs, old_logprobs, advantages, mask, flags.cliprange, counts.loss, weights, flags.cliprange_high
         )
     to_mean = counts.loss / counts.measured
-    shares = {
+    shares |= {
         "loss/policy": loss,
         "policy/approxkl": stats["approxkl"] * to_mean,
         "policy/clipfrac": stats["clipfrac"] * to_mean,

@@ -66,17 +66,17 @@ def check_shared_base(config: PPOConfig) -> None:
                 f"--critic_lora_dim {config.memory.critic_lora_dim}: the critic starts from the adapter {folder},"
                 f" which has rank {rank}. Give --critic_lora_dim {rank}."
             )
+    if config.memory.offload_reference_model and (reward is None or is_on_base(config, reward)):
+        raise UserError(
+            "--offload_reference_model: with --share_base, reference and reward model are the actor's base, which "
+            "stays where the actor is. Drop the flag."
+        )
     if reward is None:
         return
     if is_on_base(config, reward):
         if config.rewards.rm_template:
             raise UserError(
                 f"--rm_template: with --share_base, {REWARD} {reward} reads the actor's own ids. Drop one of the two."
-            )
-        if config.memory.offload_reference_model:
-            raise UserError(
-                "--offload_reference_model: with --share_base, reference and reward model are the actor's base, which "
-                "stays where the actor is. Drop the flag."
             )
     elif (adapter := find_adapter(reward)) is not None and not (Path(reward) / "config.json").is_file():
         raise UserError(
