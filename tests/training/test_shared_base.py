@@ -121,7 +121,7 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     assert_near(reference[0].cpu(), expected)
 
 
-def score(prompts, responses, rows):
+def count(prompts, responses, rows):
     raise AssertionError("nothing is scored")
 
 
@@ -140,7 +140,7 @@ def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path, caplog):
     offload = refused(tmp_path, base, **models, offload_reference_model=True)
     assert offload.startswith("--offload_reference_model: with --share_base")
     rewarded = {"reward_model_name_or_path": None, "critic_model_name_or_path": None}
-    function = refused(tmp_path, base, **rewarded, reward_function=f"{__file__}:score", offload_reference_model=True)
+    function = refused(tmp_path, base, **rewarded, reward_function=f"{__file__}:count", offload_reference_model=True)
     assert function == offload
     other = write_base(tmp_path / "other", tokenizer, "gpt2")
     assert f"was trained on another base, {base}" in refused(tmp_path, other, **models)
