@@ -139,8 +139,7 @@ def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path, caplog):
     assert "has rank 2. Give --critic_lora_dim 2" in refused(tmp_path, base, **models, critic_lora_dim=4)
     offload = refused(tmp_path, base, **models, offload_reference_model=True)
     assert offload.startswith("--offload_reference_model: with --share_base")
-    rewarded = {"reward_model_name_or_path": None, "critic_model_name_or_path": None}
-    function = refused(tmp_path, base, **rewarded, reward_function=f"{__file__}:count", offload_reference_model=True)
+    function = refused(tmp_path, base, reward_function=f"{__file__}:count", offload_reference_model=True)
     assert function == offload
     other = write_base(tmp_path / "other", tokenizer, "gpt2")
     assert f"was trained on another base, {base}" in refused(tmp_path, other, **models)
