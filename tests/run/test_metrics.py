@@ -162,7 +162,9 @@ def test_a_mean_over_no_row_is_left_out(group):
 
 def test_few_rows_are_said():
     assert few_rows_warning({"eval/rows": 30.0}) is None and few_rows_warning({}) is None
-    assert few_rows_warning({"eval/rows": 2.0}).startswith("evaluations are on 2 held-out rows: differences within")
+    said = few_rows_warning({"eval/rows": 2.0})
+    assert said.startswith("evaluations are on 2 held-out rows: differences within")
+    assert "--eval_share" in said and "--eval_iters or --eval_prompts" in said
 
 
 def test_lines_go_above_the_bar_without_a_launcher(monkeypatch):

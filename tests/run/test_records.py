@@ -203,7 +203,8 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text("{}\n")
     folder = tmp_path / "out"
-    config = ppo_config(folder, kl_coef=0.1, save_models=5)
+    models = {"critic_model_name_or_path": "a/critic", "reward_model_name_or_path": "a/reward"}
+    config = ppo_config(folder, kl_coef=0.1, save_models=5, max_steps=100, **models)
     run = run_of("ppo", config)
     sources = [{"name": "tldr", "train": 12, "eval": 3, "dropped": {}}]
     run.describe_data(Share([], [], sources, (data,)), train={"prompt too long": 2})
@@ -218,6 +219,8 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     assert stored["batches"]["left_over_per_epoch"] == 3
     card = (folder / "actor" / "README.md").read_text()
     assert card.split("---\n")[2].strip().startswith("# out: policy")
+    assert "- `--max_steps`: 100" in card and "`--save_models`" not in card
+    assert all(f"- `--{flag}`: {name}" in card for flag, name in models.items())
     assert "- `--kl_coef`: 0.1" in card and "- eval/scores: 0.5" in card and "after 4 updates" in card
     assert "- `--actor_learning_rate`: 0.001" in card and "`--gamma`" not in card and "`--output_dir`" not in card
 

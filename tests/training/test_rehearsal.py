@@ -91,6 +91,13 @@ def test_sizes_by_hand(name, tmp_path, monkeypatch):
     assert all(passes == [size] for passes in sizes.values()), sizes
 
 
+def test_one_example_is_rehearsed_itself(tmp_path):
+    """It is padded to nothing, whatever prompts and responses others have."""
+    task = supervised("sft", tmp_path).algorithm.task
+    shortest = min(task.train, key=lambda example: len(example.prompt_ids))
+    assert task.with_placeholders([shortest]) == [shortest]
+
+
 @pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32")])
 def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
     """Adam's two float32 moments; and the sum of gradients, where DeepSpeed has not made it already."""

@@ -324,7 +324,8 @@ def few_rows_warning(metrics: Mapping[str, float]) -> str | None:
         return None
     return (
         f"evaluations are on {row_count:.0f} held-out rows: differences within two standard errors (±) mean nothing."
-        f" Give at least {FEW_ROWS} held-out rows: more data, or valid* files in the folder of --data_path."
+        f" Give at least {FEW_ROWS} held-out rows: more data, a larger --eval_share, or valid* files in the folder of"
+        " --data_path; where --eval_iters or --eval_prompts limits them, a larger one."
     )
 
 

@@ -31,6 +31,8 @@ from dschat.run.output import RunOutput
 from dschat.settings.common import CommonConfig
 from dschat.settings.flags import FREE, flags_of, flags_on_resume
 
+LENGTH_FLAGS = ("num_train_epochs", "max_steps", "total_episodes")  # which say how long a run trains
+
 logger = logging.getLogger(__name__)
 
 
@@ -147,12 +149,16 @@ class ModelFolders:
     def _flags_for_card(self) -> dict[str, object]:
         """The flags that say how the models were made: required ones and those that differ from their defaults.
 
-        Those that a resume may change freely are left out, except for the number of epochs.
+        Those that a resume may change freely are left out, except for the length of the run and the other models.
         """
         flags = flags_of(type(self._config))
         values = self._config.flat()
         required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
         defaults = type(self._config)(**required).flat()
-        left_out = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
-        changed = {name for name, value in values.items() if name in required or value != defaults[name]}
-        return {name: value for name, value in values.items() if name in changed - left_out}
+        left_out = flags_on_resume(type(self._config), FREE) - set(LENGTH_FLAGS)
+        card_flags: dict[str, object] = {}
+        for name, value in values.items():
+            is_changed = name in required or value != defaults[name]
+            if is_changed and (name not in left_out or name.endswith("model_name_or_path")):
+                card_flags[name] = value
+        return card_flags

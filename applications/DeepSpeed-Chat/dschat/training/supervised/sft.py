@@ -72,7 +72,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
 
     def with_placeholders(self, examples: Sequence[SFTExample]) -> Sequence[SFTExample]:
         """Placeholder examples, equally many, one of which has the longest prompt and one the longest response."""
-        if not self._pads_both_parts:
+        if not self._pads_both_parts or len(examples) == 1:  # one example is padded to nothing
             return examples
         longest_prompt = max(self.train, key=lambda example: len(example.prompt_ids))
         longest_response = max(self.train, key=lambda example: len(example.response_ids))
