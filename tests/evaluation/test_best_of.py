@@ -96,6 +96,18 @@ def test_of_the_published_numbers_those_that_were_drawn(file, tmp_path, monkeypa
     assert {n for _, _, n in values_of_n(tmp_path)} == {1, 4}
 
 
+def test_prompts_are_compared_without_the_marks_of_a_template(file, tmp_path):
+    """Models with different templates, or with one that writes the date, may have answered the same messages."""
+    files = []
+    for mark in ("<a>", "<b>"):
+        rows = []
+        for row in read_jsonl(file):
+            messages = [{"role": "user", "content": row["prompt"]}]
+            rows.append(row | {"prompt": mark + row["prompt"], "prompt_messages": messages})
+        files.append(write_jsonl(tmp_path / f"model{mark[1]}.jsonl", rows))
+    assert "| modela" in best_of_report(files, [2], tmp_path / "out")
+
+
 def test_sweeps_that_cannot_be_compared_are_refused(file, tmp_path):
     rows = [row | {"scorer": "rm 12ab12ab12ab"} for row in read_jsonl(file)]
     scored = write_jsonl(tmp_path / "scored.jsonl", rows)

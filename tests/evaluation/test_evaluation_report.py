@@ -228,6 +228,18 @@ def test_rewards_of_different_reward_models_are_not_compared(tmp_path):
         sections_of(*files)
 
 
+def test_rewards_of_the_same_models_in_further_files_are_by_the_same_scorer(tmp_path):
+    """Samples of the models' responses would count as items of the same rater."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])
+    sampled = response_files(tmp_path, [(2, 1)], ("ma-sampled", "ppo-sampled"))
+    for file in (*files, *sampled):
+        write_jsonl(
+            file, [row | {"scorer": f"rm {'ab' * 6 if file in files else 'cd' * 6}"} for row in read_jsonl(file)]
+        )
+    with pytest.raises(UserError, match="rewards of different reward models cannot be compared"):
+        sections_of(*files, *sampled)
+
+
 def test_half_a_surrogate_pair_is_the_question_mark_that_files_of_votes_have_for_it(tmp_path):
     """Two pairs, of which a person and the reward model both have an opinion; the longer response has it."""
     files = response_files(tmp_path, [(2, 1), (1, 2)])

@@ -75,6 +75,13 @@ def test_other_settings_are_refused_and_named(change, interrupted, options, proj
     assert partial.read_bytes() == before
 
 
+def test_scores_of_the_data_set_do_not_go_on_from_those_of_samples(options, dies):
+    flags = {"batch_size": 5, "name": "run"}
+    dies(1, **flags)
+    with pytest.raises(UserError, match="was begun with --ref_scores False, now it is True"):
+        run_inference(options(ref_scores=True, **flags))
+
+
 def test_a_model_that_was_trained_anew_is_refused(options, bytes_tokenizer, dies, tmp_path):
     flags = {"model": str(tmp_path / "model"), "batch_size": 5}
     save_folder(tmp_path / "model", make_causal_lm(vocab_size=300), bytes_tokenizer)

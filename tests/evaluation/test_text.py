@@ -77,6 +77,15 @@ def test_batches_of_one_and_of_sixteen_say_the_same(place):
             assert value == (near(second[name]) if isinstance(value, float) else second[name])
 
 
+def test_responses_end_at_the_token_that_ended_them_in_training(place, tokenizer):
+    """The first token of a greedy response becomes the one that ends a conversation: that response is empty."""
+    free = measure(place, "free", model=[str(place / "policy1")])
+    first = tokenizer.tokenize(free[0]["response"])[0]
+    rows = measure(place, model=[str(place / "policy1")], end_of_conversation_token=first)
+    assert free[0]["response_tokens"] > 1
+    assert (rows[0]["response"], rows[0]["response_tokens"], rows[0]["finished"]) == ("", 1, True)
+
+
 def test_responses_are_greedy_and_compared_with_the_data(place, tokenizer):
     rows = measure(place, model=[str(place / "policy1")])
     model = make_causal_lm("gpt2", 1).eval()

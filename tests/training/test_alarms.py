@@ -189,10 +189,12 @@ def test_a_rollout_without_a_scored_response_is_no_first_one(caplog):
     assert Alarms(FLAGS, 1, 32).check({"skipped/nonfinite": 2.0}, 1) is None
 
 
+@pytest.mark.parametrize(
+    "flags", [{"value_head": "hl_gauss", "value_range": [-9.0, 9.0]}, {"critic_group_weight": 0.5}]
+)
 @pytest.mark.parametrize("course", [of(STD, 200.0), of(LOSS, *[2.13] * 20)])
-def test_a_critic_with_bins_has_another_loss_and_no_clip(course, caplog):
-    """The least cross-entropy of its bins is about 2.1."""
-    flags = {"value_head": "hl_gauss", "value_range": [-500.0, 500.0]}
+def test_a_loss_that_is_no_squared_error_says_nothing_of_values(course, flags, caplog):
+    """The least cross-entropy of bins is about 2.1; weights of groups make large errors small."""
     assert names_of(*course, caplog=caplog) and not names_of(*course, flags=flags, caplog=caplog)
 
 

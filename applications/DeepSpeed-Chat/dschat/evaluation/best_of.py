@@ -12,13 +12,21 @@ import matplotlib
 import pandas as pd
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import iterate_rows, text_of
+from dschat.base.jsonl import iterate_rows
 from dschat.base.pictures import legend_labels, short
 from dschat.base.statistics import mean_interval
 from dschat.evaluation.chart import Chart, Curve, draw_charts, look_of, offset_of
 from dschat.evaluation.generate_options import PUBLISHED_NUMBERS
 from dschat.evaluation.page import REPORT_NAME, Report, Table, write_report
-from dschat.evaluation.responses import FILE_FLAG, model_names, number_of, numbers_of, require_same_scorer, scorer_of
+from dschat.evaluation.responses import (
+    FILE_FLAG,
+    model_names,
+    number_of,
+    numbers_of,
+    require_same_scorer,
+    scorer_of,
+    shown_prompt,
+)
 
 REMARK = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
@@ -58,7 +66,7 @@ class Sweep:
 
     model: str
     rewards: dict[float, list[list[float]]]  # ascending temperature → for each prompt (M,) in the order of sampling
-    prompts: list[str]
+    prompts: list[str]  # without the marks of a chat template
     scorer: str = ""  # what gave the rewards; empty if the file does not say
 
     @property
@@ -80,14 +88,14 @@ def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
         scorers[origin] = scorer_of(row)
         temperature = number_of(row, "temperature", origin)
         if temperature is None:
-            raise UserError(f"{origin}: no column 'temperature'; give files that inference/best_of_n.py wrote.")
+            raise UserError(f"{origin}: no column 'temperature'; give files of `dschat best-of-n`.")
         row_rewards = numbers_of(row, "rewards", origin, "numbers; correct the row.")
         earlier = rewards.setdefault(temperature, [])
         if earlier and len(earlier[0]) != len(row_rewards):
             sizes = f"{len(row_rewards)} rewards, and {len(earlier[0])} in the rows before it"
             raise UserError(f"{origin}: {sizes}, at the same temperature; correct the file.")
         earlier.append(row_rewards)
-        prompts.setdefault(temperature, []).append(text_of(row, "prompt", origin))
+        prompts.setdefault(temperature, []).append(shown_prompt(row, origin))
     require_same_scorer(scorers)
     first, *others = prompts
     for temperature in others:

@@ -107,6 +107,7 @@ def run_inference(options: InferenceOptions) -> str:
         return scoring.rows_of(entries), line
 
     settings = scoring.settings | answering.settings | {"num-return": num_return, "temperature": temperature}
+    settings["ref-scores"] = options.reference.ref_scores
     part = RunPart(batches=selection.batches(options.generation.batch_size), prepare=prepare)
     return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 

@@ -53,18 +53,21 @@ class Pair:
 
 
 def read_responses(path: Path, flag: str) -> list[Response]:
-    """Read a file of rows with prompt, response and, optionally, reward; raises UserError for anything else.
-
-    The prompt of a row with messages is the text of these.
-    """
+    """Read a file of rows with prompt, response and, optionally, reward; raises UserError for anything else."""
     responses = []
     for origin, row in read_rows(path, flag):
-        prompt = text_of(row, "prompt", origin)
+        prompt = shown_prompt(row, origin)
         response = text_of(row, "response", origin)
-        if row.get(PROMPT_MESSAGES) is not None:
-            prompt = dialogue_text(check_messages(row[PROMPT_MESSAGES], PROMPT_MESSAGES, None, origin))
         responses.append(Response(prompt, response, number_of(row, "reward", origin), origin, row))
     return responses
+
+
+def shown_prompt(row: dict[str, Any], origin: str) -> str:
+    """The prompt of a row without the marks of a chat template: of one with messages the text of these."""
+    prompt = text_of(row, "prompt", origin)
+    if row.get(PROMPT_MESSAGES) is None:
+        return prompt
+    return dialogue_text(check_messages(row[PROMPT_MESSAGES], PROMPT_MESSAGES, None, origin))
 
 
 def number_of(row: dict[str, Any], column: str, origin: str) -> float | None:

@@ -168,7 +168,8 @@ def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Comput
                 classifier = load_trained_scalar(path, subject.flag, where.dtype, tokenizer).to(where.device)
             warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
             return selection.of_batch(partial(score_pairs, ScalarModel(classifier), texts, tokenizer.pad_token_id))
-        policy = load_policy(path, subject.flag, tokenizer, options.generation, GREEDY, 0.0, where)
+        ends = [end_token_id(tokenizer, end_token)]
+        policy = load_policy(path, subject.flag, tokenizer, options.generation, GREEDY, 0.0, where, ends)
         if not flags.no_rouge:
             policy.check_lengths(selection.longest)
         return selection.of_batch(partial(read_and_answer, policy, texts, flags.all_tokens, not flags.no_rouge))

@@ -178,20 +178,19 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
     """Votes of the reward model on each two files with the same prompts, of different models."""
     names = dict(zip(files, model_names(files), strict=True))
     votes = []
+    scorers: dict[frozenset[str], dict[str, str]] = defaultdict(dict)  # of all files of two models
     for file_a, file_b in _comparable_files(files, names):
         pairs = read_pairs(file_a, FILE_FLAG, file_b, FILE_FLAG)
-        scorers: dict[str, str] = {}
-        for pair in pairs:
-            scorers[pair.a.origin] = pair.a.scorer
-            scorers[pair.b.origin] = pair.b.scorer
-        require_same_scorer(scorers)
         models = (names[file_a], names[file_b])
         for pair in pairs:
+            scorers[frozenset(models)] |= {pair.a.origin: pair.a.scorer, pair.b.origin: pair.b.scorer}
             reward_a = _reward_of(pair.a)
             reward_b = _reward_of(pair.b)
             verdict = score_verdict(reward_a, reward_b, margin)
             comparison = compared(pair, verdict, "reward", REWARD_MODEL, models, "", {})
             votes.append(Vote(comparison, (file_a, file_b), rewards=(reward_a, reward_b)))
+    for scorers_of_models in scorers.values():
+        require_same_scorer(scorers_of_models)
     return votes
 
 

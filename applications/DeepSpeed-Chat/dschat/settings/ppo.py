@@ -198,7 +198,11 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
         " the same advantage, which would become 0. Use batch.",
     ),
     Rule(
-        lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
+        lambda config: (
+            config.advantages.normalized_over == "row"
+            and _is_one_macro_action(config)
+            and config.advantages.advantage_estimator != "sae"  # whose tokens keep values of their own
+        ),
         "--normalize_advantages row with --termination_condition {termination_condition} (--ngram {ngram:g}): a"
         " response is one macro action, whose tokens have the same advantage, which would become 0. Use batch.",
     ),

@@ -288,8 +288,9 @@ def _is_short(course: Course) -> bool:
 
 
 def _has_squared_loss(course: Course) -> bool:
-    """Whether a critic's loss is half a squared error of clipped values, and not a cross-entropy of bins."""
-    return EXPLAINED in course.now and course.flags.get("value_head", "linear") == "linear"
+    """Whether a critic's loss is half a squared error of clipped values: no cross-entropy, nor weighted by groups."""
+    is_linear = course.flags.get("value_head", "linear") == "linear"
+    return EXPLAINED in course.now and is_linear and course.flags.get("critic_group_weight") is None
 
 
 def _are_too_wide(course: Course) -> bool:
