@@ -1748,7 +1748,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("text metrics: padding is counted", "read_and_answer", "torch.where(_a, _b, 0.0)", "_b",
      "test_batches_of_one_and_of_sixteen_say_the_same"),
     ("text metrics: responses are drawn, not the likeliest", "_part.prepare",
-     "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
+     "load_policy(*_a, 0.0, _b, _c)", "load_policy(*_a, 1.0, _b, _c)",
      "test_responses_are_greedy_and_compared_with_the_data"),
     ("the best evaluation is the worst", "RunData.best", "np.nanargmax(_a)", "np.nanargmin(_a)",
      "test_the_best_evaluation_is_the_steps_own"),

@@ -79,6 +79,30 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             },
         ),
         (
+            {
+                "system": "s",
+                "prompt": "2 + 2?",
+                "conversations": spoken(("human", "2 + 2?"), ("gpt", "4")),
+                "chosen": spoken(("human", "2 + 2?"), ("gpt", "4")),
+                "rejected": spoken(("human", "2 + 2?"), ("gpt", "5")),
+            },
+            {
+                "prompt": messages(("system", "s"), ("user", "2 + 2?")),
+                "chosen": messages(("assistant", "4")),
+                "rejected": messages(("assistant", "5")),
+            },
+        ),
+        (
+            {
+                "system": "s",
+                "prompt": spoken(*ASKED),
+                "conversations": spoken(*ASKED, ("gpt", "4")),
+                "chosen": "4",
+                "rejected": "5",
+            },
+            {"prompt": messages(("system", "s"), *ASKED_BY_ROLE), "chosen": "4", "rejected": "5"},
+        ),
+        (
             {"system": "s", "chosen": spoken(*ASKED, ("gpt", "4")), "rejected": spoken(*ASKED, ("gpt", "5"))},
             {
                 "chosen": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4")),
@@ -137,6 +161,7 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
             {"conversations": spoken(("human", "hi"), ("function_call", '{"arguments": {}}'))},
             "message 2 of 'conversations' must hold an object with name and arguments",
         ),
+        ({"system": "a", "conversations": spoken(("gpt", "hi"))}, "only the response"),
         (
             {"system": "a", "conversations": spoken(("system", "b"), ("human", "hi"))},
             "two system prompts, the conversation's first message and column 'system'; remove one",

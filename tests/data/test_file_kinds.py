@@ -65,6 +65,7 @@ def test_csv_of_spreadsheets(tmp_path):
     [
         (b"prompt,chosen\na,b\nc,d,e\n", "is not a readable csv file .*Expected 2 columns, got 3: c,d,e"),
         (b"prompt,prompt\na,b\n", "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
+        (b"prompt, prompt\na,b\n", "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
         (b"prompt,chosen\na,b\n,b\n", "bad.csv row 2: column 'prompt' is empty; fill it, or remove the row"),
         (b"prompt;chosen\na;b\n", "the first line names one column, 'prompt;chosen'; separate columns by commas"),
         (b"messages\n\"[{'role': 'user'}]\"\n", "bad.csv row 1: .*write it as a list, into a file of JSON Lines"),

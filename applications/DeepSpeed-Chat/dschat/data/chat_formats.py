@@ -91,22 +91,31 @@ def from_sharegpt(
     response_lists = lists_in((response, keys.rejected_key))
     if response_lists and lists_in((keys.messages_key,)) and columns.get(keys.prompt_key) is None:
         columns[keys.prompt_key] = columns.pop(keys.messages_key)
-    prompt = columns.get(keys.prompt_key)
-    if (
-        isinstance(prompt, str)
-        and response_lists
-        and all(_begins_with_reply(columns[name]) for name in response_lists)
-    ):
-        columns[keys.prompt_key] = [{"role": "user", "content": prompt}]
-    prompt_lists = lists_in((keys.messages_key, keys.prompt_key))
-    for column in prompt_lists[:1] or response_lists:
-        columns[column] = _with_system(columns[column], raw, origin)
+    if raw.get(SYSTEM):
+        _add_system(columns, keys, response_lists, origin)
     return columns, keys
 
 
-def _begins_with_reply(messages: Sequence[Any]) -> bool:
-    """Whether messages hold no part of the prompt."""
-    return bool(messages) and isinstance(messages[0], dict) and messages[0].get("role") == "assistant"
+def _add_system(columns: dict[str, Any], keys: ColumnFlags, response_lists: Sequence[str], origin: str) -> None:
+    """Puts the text of column `system` before every list of messages that holds the user's, but for replies alone."""
+    prompt = columns.get(keys.prompt_key)
+    are_replies = all(_roles_of(columns[name])[:1] == ["assistant"] for name in response_lists)
+    if isinstance(prompt, str) and are_replies:
+        columns[keys.prompt_key] = [{"role": "user", "content": prompt}]
+    has_prompt = False
+    for column in (keys.prompt_key, keys.messages_key, *response_lists):
+        roles = _roles_of(columns.get(column))
+        is_reply = column in response_lists and has_prompt and roles[:1] == ["assistant"]
+        if "user" in roles and not is_reply:
+            columns[column] = _with_system(columns[column], columns, origin)
+            has_prompt = has_prompt or column not in response_lists
+
+
+def _roles_of(messages: Any) -> list[Any]:
+    """The roles of a list of messages; empty for anything else."""
+    if not isinstance(messages, list):
+        return []
+    return [message.get("role") for message in messages if isinstance(message, dict)]
 
 
 def _with_roles(value: Any, column: str, origin: str) -> Messages:

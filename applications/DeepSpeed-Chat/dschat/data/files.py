@@ -200,7 +200,7 @@ def _column_rows(file: Path, suffix: str) -> Iterator[tuple[str, dict[str, Any]]
                     default_column_type=pyarrow.large_string(), null_values=[""], strings_can_be_null=True
                 ),
             )
-            _check_columns(file, batches.schema.names)
+            _check_columns(file, [name.strip() for name in batches.schema.names])
         number = 0
         for batch in batches:
             columns = [name.strip() for name in batch.schema.names]
