@@ -66,6 +66,14 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             },
         ),
         (
+            {"system": "s", "prompt": "row 17", "conversations": spoken(*ASKED, ("gpt", "4"))},
+            {"prompt": "row 17", "messages": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4"))},
+        ),
+        (
+            {"system": "s", "conversations": spoken(("observation", "4"), ("gpt", "It is 4."))},
+            {"messages": messages(("system", "s"), ("tool", "4"), ("assistant", "It is 4."))},
+        ),
+        (
             {
                 "system": "s",
                 "prompt": "2 + 2?",

@@ -122,7 +122,7 @@ def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, bat
         found, stats = updated(drawn, rollout_is_clip=clip, policy_ratio=policy_ratio)
         # A mean as the loss is one: over macro actions, or over tokens.
         shares = batch.response_mask / lengths if power else batch.response_mask
-        is_clipped = (shares * (weights >= clip)).sum() / shares.sum()
+        is_clipped = (shares * (2**lengths > clip if power else 2 > clip)).sum() / shares.sum()
         assert stats["rollout/importance_clipped"] == near(float(is_clipped), UPDATE)
         advantages = torch.where(batch.response_mask, weights * batch.advantages, 0.0)
         expected, _ = updated(replace(batch, advantages=advantages), policy_ratio=policy_ratio)

@@ -2,6 +2,7 @@
 """A run that is stopped anywhere and taken up again is, to the last bit, the run that was never stopped."""
 
 import errno
+import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -183,7 +184,15 @@ def test_a_stop_between_the_critics_updates_leaves_the_checkpoint_before_the_rol
     place = tmp_path / "stopped"
     torch.manual_seed(5)  # as `result_of`
     stop_in_call(make(place).fit, update, "_critic_step", 2 + 2)
-    as_of_other_processes(place / "checkpoints" / "step-1", 2)
+    newest = place / "checkpoints" / "step-1"
+    assert json.loads((newest / "state.json").read_text())["rollout"] == {}
+
+    # A run that ends before its first save makes progress all the same.
+    again = shutil.copytree(place, tmp_path / "again")
+    stop_in_call(make(again, resume_from_checkpoint=True).fit, update, "_critic_step", 2)
+    assert json.loads((again / newest.relative_to(place) / "state.json").read_text())["rollout"]
+
+    as_of_other_processes(newest, 2)
     assert_same(result_of(make(place, resume_from_checkpoint=True), place), whole)
 
 

@@ -97,16 +97,16 @@ def from_sharegpt(
 
 
 def _add_system(columns: dict[str, Any], keys: ColumnFlags, response_lists: Sequence[str], origin: str) -> None:
-    """Puts the text of column `system` before every list of messages that holds the user's, but for replies alone."""
+    """Puts the text of column `system` before every list of messages, but for those that are replies alone."""
     prompt = columns.get(keys.prompt_key)
     are_replies = all(_roles_of(columns[name])[:1] == ["assistant"] for name in response_lists)
-    if isinstance(prompt, str) and are_replies:
+    if isinstance(prompt, str) and response_lists and are_replies:
         columns[keys.prompt_key] = [{"role": "user", "content": prompt}]
     has_prompt = False
     for column in (keys.prompt_key, keys.messages_key, *response_lists):
         roles = _roles_of(columns.get(column))
         is_reply = column in response_lists and has_prompt and roles[:1] == ["assistant"]
-        if "user" in roles and not is_reply:
+        if roles and roles != ["assistant"] and not is_reply:
             columns[column] = _with_system(columns[column], columns, origin)
             has_prompt = has_prompt or column not in response_lists
 

@@ -37,6 +37,8 @@ VERDICT_LINE = re.compile(
     r"(?::|=|\bis\b)(.+)$",
     re.IGNORECASE | re.MULTILINE,
 )
+PLACE = re.compile(r"\b(?:first|second|tie)\b")
+MARKUP = re.compile(r"<[^<>]*>|[`*_#>-]")  # around a verdict
 CONTRADICTION = "it gives several verdicts that contradict each other"
 MAX_VERDICT_LENGTH = 60  # characters; longer text is not a verdict
 
@@ -80,23 +82,25 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
 
 
 def _verdicts_beside(texts: Sequence[str]) -> set[str]:
-    """The verdicts in the texts around JSON; of a line behind it, which may take its verdict back, also its words."""
-    verdicts = set()
+    """The verdicts in the texts around JSON; a longer line behind it, too, may take its verdict back."""
+    verdicts: list[str | None] = []
     for text in texts:
-        for line in VERDICT_LINE.findall(text):
-            verdict = place_of(line)
-            if verdict is not None or text is texts[-1]:
-                verdicts.add(verdict or line)
-    return verdicts
+        verdicts += map(place_of, VERDICT_LINE.findall(text))
+    for line in VERDICT_LINE.findall(texts[-1]):
+        if place_of(line) is None:
+            verdicts += PLACE.findall(line.lower())[:1]
+    return set(filter(None, verdicts))
 
 
 def _verdicts_in(text: str) -> set[str]:
     """The verdicts of text without JSON, if its last line is one or it is a verdict as a whole; else none."""
-    text = text.strip()
-    lines = VERDICT_LINE.findall(text)
-    if not lines:
+    matches = list(VERDICT_LINE.finditer(text))
+    if not matches:
         lines = [text] if any(word in text.lower() for word in PLACES) else []
-    elif not VERDICT_LINE.match(text.rpartition("\n")[2]) or place_of(lines[-1]) is None:
+        return set(filter(None, map(place_of, lines)))
+    lines = [match[1] for match in matches]
+    has_words_behind = re.search(r"\w", MARKUP.sub("", text[matches[-1].end() :]))
+    if has_words_behind or place_of(lines[-1]) is None:
         return set()  # what follows a verdict may take it back
     return set(filter(None, map(place_of, lines)))
 
@@ -124,16 +128,24 @@ def in_terms_of_models(verdict: str, first: Side) -> Verdict:
 
 def _verdict_of(row: dict[str, Any]) -> str | None:
     """The verdict of an object; None without a key for one. Raises UnreadableAnswer if these say none or several."""
-    verdicts = set()
+    values = {}
     for key, value in row.items():
-        if key.lower().replace(" ", "_") in VERDICT_KEYS:
-            verdicts.add(place_of(value))
-    if verdicts == {None}:
+        values[key.lower().replace(" ", "_")] = value
+    verdict: str | None = None
+    mentioned: set[str] = set()  # in prose, which is no verdict but may contradict one
+    for key in VERDICT_KEYS:
+        value = values.get(key)
+        if verdict is None:
+            verdict = place_of(value)
+        if isinstance(value, str):
+            stated = place_of(value)
+            names = set(PLACE.findall(value.lower())) if stated is None else {stated}
+            mentioned |= names if len(names) == 1 else set()
+    if verdict is None and mentioned:
         raise UnreadableAnswer("it gives no verdict of first, second or tie")
-    verdicts.discard(None)
-    if len(verdicts) > 1:
+    if mentioned - {verdict}:
         raise UnreadableAnswer(CONTRADICTION)
-    return verdicts.pop() if verdicts else None
+    return verdict
 
 
 def _reading(verdict: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:

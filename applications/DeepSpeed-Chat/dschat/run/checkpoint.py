@@ -112,6 +112,7 @@ class Checkpoints:
         self._output_dir = Path(config.output.output_dir)
         self._folder = self._output_dir / "checkpoints"
         self._last: Progress | None = None  # the last that was saved or loaded
+        self._has_saved = False
         self._saved_at = time.monotonic()  # end of the last save, or start of the run
 
     @property
@@ -152,6 +153,7 @@ class Checkpoints:
             ) from error
         barrier()
         self._last = progress
+        self._has_saved = True
         self._saved_at = time.monotonic()
         if is_main():
             self._remove_old()
@@ -258,13 +260,14 @@ class Checkpoints:
         """Whether a state is worth a checkpoint beside the last one that was saved or loaded.
 
         One between the critic's updates would replace the one from before its rollout, which any number of processes
-        can continue; the same number comes to the same results from there.
+        can continue; the same number comes to the same results from there. A process that has saved nothing yet saves
+        it, so that runs in short pieces make progress.
         """
         last = self._last
         if last is None:
             return True
         enters_rollout = current.is_inside_rollout and not last.is_inside_rollout
-        if enters_rollout and current.update == last.update:
+        if enters_rollout and current.update == last.update and self._has_saved:
             return False
         return not current.equals_but_for_tensors(last)
 

@@ -11,9 +11,9 @@
 
 A rollout that was being sampled or scored is not saved: it is sampled again from the same seeds. A rollout that was
 being trained on is saved with the number of finished updates; the interrupted update starts again from its first
-micro-batch (training/iteration.py). If only the critic was updated on it, a checkpoint from before it stays. The
-reference's pass before training (training/reference.py) stops in the same way, with nothing to save. Everywhere else a
-signal ends the process at once.
+micro-batch (training/iteration.py). If only the critic was updated on it, a checkpoint that this process wrote just
+before it stays. The reference's pass before training (training/reference.py) stops in the same way, with nothing to
+save. Everywhere else a signal ends the process at once.
 """
 
 import math

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -330,10 +331,11 @@ def _actor_step(
     if clip is not None:
         from macro_actions.importance import importance_weights
 
-        importance = importance_weights(old_logprobs, drawn_logprobs, clip)
-        advantages = advantages * importance
-        clipped = (token_weights(mask, weights) * (importance >= clip)).sum() / counts.measured
-        shares["rollout/importance_clipped"] = clipped
+        advantages = advantages * importance_weights(old_logprobs, drawn_logprobs, clip)
+        if part.rollout.drawn_logprobs is not None:
+            is_clipped = old_logprobs - drawn_logprobs > math.log(clip)
+            clipped = (token_weights(mask, weights) * is_clipped).sum() / counts.measured
+            shares["rollout/importance_clipped"] = clipped
 
     if flags.rollout_is_mask is not None:
         from macro_actions.importance import masked_policy_loss
