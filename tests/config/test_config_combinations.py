@@ -22,6 +22,7 @@ SOUND = {
         "--termination_condition parsing --parser_device cuda:1",
         "--no_merge_lora --actor_lora_dim 4",
         "--segment_rewards each --advantage_estimator sae --critic_warmup_updates 2",
+        "--advantage_estimator sae --normalize_advantages row --ngram inf",
         "--segment_rewards each --advantage_estimator evpo --value_function first --clip_reward_value none",
         "--offload --actor_zero_stage 3 --critic_zero_stage 1",
     ],

@@ -102,13 +102,13 @@ def _add_system(columns: dict[str, Any], keys: ColumnFlags, response_lists: Sequ
     are_replies = all(_roles_of(columns[name])[:1] == ["assistant"] for name in response_lists)
     if isinstance(prompt, str) and response_lists and are_replies:
         columns[keys.prompt_key] = [{"role": "user", "content": prompt}]
-    has_prompt = False
-    for column in (keys.prompt_key, keys.messages_key, *response_lists):
+    prompt_columns = (keys.prompt_key, keys.messages_key)
+    has_prompt = bool(_roles_of(columns.get(keys.prompt_key)) or _roles_of(columns.get(keys.messages_key)))
+    for column in (*prompt_columns, *response_lists):
         roles = _roles_of(columns.get(column))
         is_reply = column in response_lists and has_prompt and roles[:1] == ["assistant"]
         if roles and roles != ["assistant"] and not is_reply:
             columns[column] = _with_system(columns[column], columns, origin)
-            has_prompt = has_prompt or column not in response_lists
 
 
 def _roles_of(messages: Any) -> list[Any]:

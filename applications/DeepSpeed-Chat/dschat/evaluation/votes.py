@@ -40,7 +40,6 @@ from dschat.evaluation.responses import (
 pd.set_option("mode.string_storage", "python")
 
 REWARD_MODEL = "reward model"
-TEXTS = ["prompt", "response_a", "response_b"]
 OTHER_SIDE: dict[Side, Side] = {"A": "B", "B": "A"}
 
 Order = tuple[Side, Verdict]  # the model whose response was shown first, and the verdict in this order

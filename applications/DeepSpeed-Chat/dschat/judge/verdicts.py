@@ -69,8 +69,9 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
         if verdict is not None:
             readings.append(_reading(verdict, row, criteria))
     if readings:
-        verdicts = {reading.verdict for reading in readings} | _verdicts_beside(texts)
-        if len(verdicts) > 1:
+        verdicts = {reading.verdict for reading in readings}
+        mentioned = set(map(_mentioned, VERDICT_LINE.findall("\n".join(texts))))
+        if len(verdicts | mentioned - {None}) > 1:
             raise UnreadableAnswer(CONTRADICTION)
         return readings[-1]
 
@@ -79,17 +80,6 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
         empty = "" if text.strip() else "is empty and "
         raise UnreadableAnswer("it gives several verdicts" if verdicts else f"it {empty}gives no verdict")
     return Reading(verdicts.pop())
-
-
-def _verdicts_beside(texts: Sequence[str]) -> set[str]:
-    """The verdicts in the texts around JSON; a longer line behind it, too, may take its verdict back."""
-    verdicts: list[str | None] = []
-    for text in texts:
-        verdicts += map(place_of, VERDICT_LINE.findall(text))
-    for line in VERDICT_LINE.findall(texts[-1]):
-        if place_of(line) is None:
-            verdicts += PLACE.findall(line.lower())[:1]
-    return set(filter(None, verdicts))
 
 
 def _verdicts_in(text: str) -> set[str]:
@@ -119,6 +109,16 @@ def place_of(value: object) -> str | None:
     return None
 
 
+def _mentioned(value: object) -> str | None:
+    """The verdict that a value says, or names first in more words; None also for words that name all of them."""
+    verdict = place_of(value)
+    if verdict is None and isinstance(value, str):
+        names = PLACE.findall(value.lower())
+        if names and len(set(names)) < len(SPELLINGS):
+            return str(names[0])
+    return verdict
+
+
 def in_terms_of_models(verdict: str, first: Side) -> Verdict:
     """Verdict in terms of the models from first, second or tie; `first` is the model whose response came first."""
     if verdict == "tie":
@@ -132,19 +132,15 @@ def _verdict_of(row: dict[str, Any]) -> str | None:
     for key, value in row.items():
         values[key.lower().replace(" ", "_")] = value
     verdict: str | None = None
-    mentioned: set[str] = set()  # in prose, which is no verdict but may contradict one
+    mentioned: set[str | None] = set()
     for key in VERDICT_KEYS:
         value = values.get(key)
         if verdict is None:
             verdict = place_of(value)
-        if isinstance(value, str):
-            stated = place_of(value)
-            names = set(PLACE.findall(value.lower())) if stated is None else {stated}
-            mentioned |= names if len(names) == 1 else set()
-    if verdict is None and mentioned:
-        raise UnreadableAnswer("it gives no verdict of first, second or tie")
-    if mentioned - {verdict}:
-        raise UnreadableAnswer(CONTRADICTION)
+        if not isinstance(value, int):  # which may be a rating
+            mentioned.add(_mentioned(value))
+    if mentioned - {None, verdict}:
+        raise UnreadableAnswer(CONTRADICTION if verdict else "it gives no verdict of first, second or tie")
     return verdict
 
 

@@ -287,21 +287,20 @@ def _is_short(course: Course) -> bool:
     return length <= LIMITS.shrunk * first or (length <= LIMITS.few_tokens and length <= first / 2)
 
 
-def _has_squared_loss(course: Course) -> bool:
-    """Whether a critic's loss is half a squared error of clipped values: no cross-entropy, nor weighted by groups."""
-    is_linear = course.flags.get("value_head", "linear") == "linear"
-    return EXPLAINED in course.now and is_linear and course.flags.get("critic_group_weight") is None
+def _clips_values(course: Course) -> bool:
+    """Whether a critic's loss is half a squared error of clipped values, and no cross-entropy of bins."""
+    return EXPLAINED in course.now and course.flags.get("value_head", "linear") == "linear"
 
 
 def _are_too_wide(course: Course) -> bool:
     """Whether a critic needs too many rollouts to move its values by a standard deviation of the scores."""
-    return _has_squared_loss(course) and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
+    return _clips_values(course) and course.now[SPREAD] > LIMITS.reach * course.flag("cliprange_value")
 
 
 def _is_slow(course: Course) -> bool:
-    """Whether a critic's values stay far from the returns."""
-    is_late = course.rollouts >= LIMITS.slow
-    return is_late and _has_squared_loss(course) and course.now[VALUE_ERROR] > LIMITS.missed
+    """Whether a critic's values stay far from the returns; the loss of one whose groups are weighted does not say."""
+    is_read = _clips_values(course) and course.flags.get("critic_group_weight") is None
+    return is_read and course.rollouts >= LIMITS.slow and course.now[VALUE_ERROR] > LIMITS.missed
 
 
 def _never_learnt(course: Course) -> bool:
