@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import dschat
-from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import FORMULA, UPDATE, assert_near, assert_weights_near, near
 from dschat.base.errors import UserError
 from dschat.models.tiny import make_model
-from factories import largest_difference, make_causal_lm, make_classifier, to_device
+from factories import make_causal_lm, make_classifier, to_device
 from macro_actions.conditions import fixed
 from recorded_updates import scored_batch, updated
 from rl_cases import credit_of
@@ -79,7 +79,7 @@ def test_ppo_in_one_file_computes_what_the_pipeline_computes(group):
     expected |= {f"critic.inner.{name}": weight for name, weight in classifier.state_dict().items()}
     found = {name: weight for name, weight in expected.items() if name in weights}
     assert len(found) == len(weights)
-    assert largest_difference(weights, {name: weight.cpu() for name, weight in found.items()}) < WEIGHT_GAP
+    assert_weights_near(weights, {name: weight.cpu() for name, weight in found.items()})
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cli_runs import STEPS, arguments, run_process
-from closeness import WEIGHT_GAP
-from factories import largest_difference
+from closeness import WEIGHT_GAP, assert_weights_near
 from launches import launch
 from real_size import as_large_as
 
@@ -62,7 +61,7 @@ def test_step_3_goes_on_cut_up_otherwise(ppo_flags, tmp_path):
     assert {name.split(".")[0] for name in whole} == {"actor", "actor_ema", "critic"}
     assert json.loads((out / "run.json").read_text())["resumed_at"] == [1, 2]
     for weights in resumed:
-        assert largest_difference(weights, whole) < WEIGHT_GAP
+        assert_weights_near(weights, whole)
 
 
 def check_ways(step, flags, prompts, tmp_path):
@@ -88,4 +87,4 @@ def check_ways(step, flags, prompts, tmp_path):
         run(step, flags | stages | {"output_dir": out, MICRO[step]: micro}, processes)
         found = load_file(out / model)
         assert found.keys() == whole.keys()
-        assert max(float((found[name] - whole[name]).abs().max()) for name in whole) < WEIGHT_GAP, out.name
+        assert_weights_near(found, whole, message=out.name)

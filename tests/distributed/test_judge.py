@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from closeness import UPDATE, WEIGHT_GAP, near
-from factories import largest_difference
+from closeness import UPDATE, assert_weights_near, near
 from fake_judge import judge_server
 from judge_runs import PRICES, URL, judged_run, points_by_length, refusal
 
@@ -63,7 +62,7 @@ def test_two_processes_have_the_scores_of_one(outputs, server, tmp_path):
     for name, expected_text in expected_samples.items():
         expected_scores = scores_of(expected_text)
         assert expected_scores and scores_of(result["samples"][name]) == expected_scores
-    assert largest_difference(outputs.tensors("judged"), expected) < WEIGHT_GAP
+    assert_weights_near(outputs.tensors("judged"), expected)
 
 
 def test_a_failure_on_one_rank_ends_both_with_its_message(outputs):

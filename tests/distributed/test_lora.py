@@ -8,7 +8,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from closeness import UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import UPDATE, assert_near, assert_weights_near, near
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.adapters import lora_config
 from dschat.models.classifiers import load_scalar
@@ -22,7 +22,6 @@ from factories import (
     engine_of,
     hf_logprobs,
     hf_score,
-    largest_difference,
     make_causal_lm,
     make_classifier,
     make_tokenizer,
@@ -156,7 +155,7 @@ class TestTwoProcesses:
     def test_updates_are_those_of_one_process(self, group, two_processes, tmp_path):
         expected = lora_updates(tmp_path, Case(0, 1))
         weights = two_processes.tensors("lora")
-        assert largest_difference(weights, expected) < WEIGHT_GAP
+        assert_weights_near(weights, expected)
         live = [name for name in weights if "lora_" in name]
         assert any(".lora_B." in name and bool(weights[name].any()) for name in live)
 

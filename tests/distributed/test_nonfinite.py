@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from closeness import WEIGHT_GAP
-from factories import largest_difference, make_causal_lm
+from closeness import assert_weights_near
+from factories import make_causal_lm
 from nonfinite_cases import PLACES, UPDATES
 
 pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
@@ -48,6 +48,6 @@ def test_a_process_without_responses_keeps_step(two_slow):
         assert all(math.isfinite(number) for row in first for number in row.values())
         assert all(3 < row["response/length"] <= 6 and row["loss/value"] > 0 for row in first[:2])
     for sharded in weights[1:]:
-        assert largest_difference(weights[0], sharded) < WEIGHT_GAP
+        assert_weights_near(weights[0], sharded)
     start = {f"actor.inner.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
     assert max(float((weights[0][name] - w).abs().max()) for name, w in start.items()) > 1e-4

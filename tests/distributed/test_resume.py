@@ -6,9 +6,8 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from closeness import WEIGHT_GAP
+from closeness import assert_weights_near
 from dschat.training.ppo import algorithm
-from factories import largest_difference
 from launches import WORKERS, launch
 from resume_runs import NORMALISED, RESIZED, result_of, stop_in_call
 
@@ -55,8 +54,8 @@ def test_by_another_number_of_processes(run_cases, group, tmp_path, caplog):
     assert "not to the last bit" not in caplog.text
     launch(WORKERS, [up, "resized"], timeout=900).expect(0)
     for name, alone in whole.items():
-        down = largest_difference(run_alone(name, tmp_path / f"{name}-down"), two.tensors(name))
-        assert max(down, largest_difference(load_file(up / f"{name}-0.safetensors"), alone)) < WEIGHT_GAP, name
+        assert_weights_near(run_alone(name, tmp_path / f"{name}-down"), two.tensors(name), message=name)
+        assert_weights_near(load_file(up / f"{name}-0.safetensors"), alone, message=name)
     assert caplog.text.count("was written by 2 processes, now there are 1: the run continues") == len(RESIZED)
 
 
@@ -79,8 +78,8 @@ def test_after_a_stop_inside_a_rollout(run_cases, group, tmp_path, caplog):
         down = tmp_path / f"{name}-down"
         shutil.copytree(two.folder / name, down)
         weights, rows, _ = result_of(make(down, resume_from_checkpoint="latest"), down)
-        assert largest_difference(weights, whole[name][0]) < WEIGHT_GAP, name
-        assert largest_difference(load_file(up / f"{name}-0.safetensors"), whole[name][0]) < WEIGHT_GAP, name
+        assert_weights_near(weights, whole[name][0], message=name)
+        assert_weights_near(load_file(up / f"{name}-0.safetensors"), whole[name][0], message=name)
         expected = [row.get("objective/scores_running_mean") for row in whole[name][1]]
         assert [row.get("objective/scores_running_mean") for row in rows] == pytest.approx(expected), name
     assert caplog.text.count("the rollout that 2 processes had sampled is dropped and sampled again") == 4

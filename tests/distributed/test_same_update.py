@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from closeness import UPDATE, WEIGHT_GAP, near
+from closeness import UPDATE, assert_weights_near, near
 from critic_updates import BINS, critic_updates, cut_on_first_rank, holed_batch, plain_critic, rows_of_critic
 from factories import largest_difference, make_causal_lm, make_tokenizer
 from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
@@ -54,8 +54,8 @@ def assert_same(run, expected):
     (weights, metrics), (expected_weights, expected_metrics) = run, expected
     for step in STEPS:
         for update in range(UPDATES):
-            difference = largest_difference(*(parts_of(w, step, update) for w in (weights, expected_weights)))
-            assert difference < WEIGHT_GAP, f"{step}, update {update}: {difference}"
+            parts = [parts_of(model, step, update) for model in (weights, expected_weights)]
+            assert_weights_near(*parts, message=f"{step}, update {update}")
     assert {name: metrics[name] for name in expected_metrics} == near(expected_metrics, UPDATE, scale=0.1)
 
 
@@ -82,7 +82,7 @@ def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
 def test_a_critics_own_updates_are_of_the_rows_of_both_processes(two_slow):
     weights, metrics = two_slow.tensors("critic-updates"), two_slow.numbers("critic-updates")
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2))
-    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert_weights_near({name: weights[name] for name in expected}, expected)
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
 
 
@@ -91,14 +91,14 @@ def test_an_actor_without_a_token_on_one_process_is_trained_on_both(alone, two_s
     weights = two_slow.tensors("cut-on-first-rank")
     expected, _ = critic_updates(cut_on_first_rank())
     actor = {name: x for name, x in expected.items() if name.startswith("actor")}
-    assert largest_difference({name: weights[name] for name in actor}, actor) < WEIGHT_GAP
+    assert_weights_near({name: weights[name] for name in actor}, actor)
 
 
 @pytest.mark.slow
 def test_a_critic_with_bins_in_parts_learns_of_the_rows_of_both_processes(two_slow):
     weights, metrics = two_slow.tensors("value-bins"), two_slow.numbers("value-bins")
     expected, losses = plain_critic(holed_batch(), rows_of_critic(2), BINS["value_range"])
-    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert_weights_near({name: weights[name] for name in expected}, expected)
     assert metrics["loss/value"] == near(sum(losses) / len(losses), UPDATE)
 
 
@@ -124,7 +124,7 @@ def test_the_whole_matrix_makes_the_same_updates(case, alone, matrix):
 def test_a_head_of_its_own_is_trained_in_parts(two_processes, group, tmp_path):
     """A rank with longer responses uses it more often."""
     expected, _ = untied_updates(Case(), tmp_path)
-    assert largest_difference(two_processes.tensors("untied"), expected) < WEIGHT_GAP
+    assert_weights_near(two_processes.tensors("untied"), expected)
     assert two_processes.numbers("untied", 0) == two_processes.numbers("untied", 1) == {"held": 0}
 
 
@@ -151,7 +151,7 @@ def test_two_processes_make_the_rounds_of_one(stage, tokens, group, run_cases, t
     outputs = run_cases("two-refuel", (), ("refuel",))
     expected, metrics = two_rounds(tmp_path, 0)
     found = outputs.tensors(f"refuel-zero{stage}-{tokens}")
-    assert largest_difference(found, expected) < WEIGHT_GAP
+    assert_weights_near(found, expected)
     start = {f"inner.{name}": p.detach() for name, p in talker().named_parameters()}
     assert largest_difference(found, start) > 1e-4
     for rank in (0, 1):
@@ -165,7 +165,7 @@ def test_two_processes_make_the_updates_of_separate_models_on_one(two_slow, grou
     base, models = str(place / "base"), {"critic_model_name_or_path": str(place / "reward")}
     weights, metrics = two_updates(separate_trainer_of(tmp_path, base, make_tokenizer(), **models))
     for stage in (0, 2, 3):
-        assert largest_difference(two_slow.tensors(f"shared-base-zero{stage}"), weights) < WEIGHT_GAP
+        assert_weights_near(two_slow.tensors(f"shared-base-zero{stage}"), weights)
         for rank in (0, 1):
             found = two_slow.numbers(f"shared-base-zero{stage}", rank)
             assert found == near(metrics, UPDATE, scale=0.1)
@@ -183,7 +183,7 @@ def test_two_processes_play_the_episodes_of_one(stage, group, run_cases, tmp_pat
     """Episodes of one to three turns, of which some break, so that ranks sample unequally often; evaluations, too."""
     outputs = run_cases("two-episodes", (), ("episodes",))
     expected, expected_metrics, expected_samples = two_updates_on_episodes(tmp_path)
-    assert largest_difference(outputs.tensors(f"episodes-zero{stage}"), expected) < WEIGHT_GAP
+    assert_weights_near(outputs.tensors(f"episodes-zero{stage}"), expected)
     found = outputs.numbers(f"episodes-zero{stage}")
     for row, expected_row in zip(found["metrics"], expected_metrics, strict=True):
         assert {name: row[name] for name in expected_row} == near(expected_row, 8 * UPDATE, scale=0.1)

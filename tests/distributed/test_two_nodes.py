@@ -14,8 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cli_runs import TIMEOUT, arguments, built_once, read_jsonl, sft_flags_of, untimed
-from closeness import FORMULA, WEIGHT_GAP, near
-from factories import largest_difference
+from closeness import FORMULA, assert_weights_near, near
 from fault_runs import RESUME, expect_same, flags_of, make_inputs, outcome
 from launches import LAUNCHER
 from two_nodes import NAMES, Node, Started, two_nodes, why_not
@@ -142,7 +141,7 @@ def test_every_start_trains_the_same(name, nodes, inputs, alone, tmp_path):
     for expected, row in zip(metrics_of(alone), metrics_of(tmp_path / "out"), strict=True):
         assert row == near(expected, FORMULA)
     weights = [load_file(folder / "model.safetensors") for folder in (alone, tmp_path / "out")]
-    assert largest_difference(*weights) < WEIGHT_GAP
+    assert_weights_near(*weights)
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from closeness import FORMULA, WEIGHT_GAP, assert_near
+from closeness import FORMULA, assert_near, assert_weights_near
 from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
 from sharded_checks import LENGTHS, ROWS, prompts_of
 from sharded_loading_checks import FAMILIES, FAST_FAMILIES, UNTIED
@@ -50,7 +50,7 @@ def test_a_frozen_model_in_parts_in_cpu_memory_is_the_model_itself(rank, two_pro
 def test_training_goes_on_as_if_nothing_had_been_generated(two_processes):
     weights = [two_processes.tensors(f"{name}-zero3") for name in ("generation", "training")]
     assert largest_difference(*weights) == 0
-    assert largest_difference(weights[0], two_processes.tensors("generation-zero0")) < WEIGHT_GAP
+    assert_weights_near(weights[0], two_processes.tensors("generation-zero0"))
 
 
 @pytest.fixture(scope="module")

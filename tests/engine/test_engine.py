@@ -12,7 +12,7 @@ import pytest
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-from closeness import UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import UPDATE, assert_near, assert_weights_near, near
 from dschat.base.errors import UserError
 from dschat.engine.deepspeed_config import deepspeed_config, offloads_optimizer
 from dschat.engine.engine import Engine, EngineSettings
@@ -77,7 +77,7 @@ def test_any_accumulation_gives_the_update_of_plain_torch(micro, group):
     update(engine, micro)
     update(engine, micro)
     expected, norms = reference_update(updates=2, weight_decay=0.1)
-    assert largest_difference(weights_of(engine), expected) < WEIGHT_GAP
+    assert_weights_near(weights_of(engine), expected)
     assert largest_difference(before, expected) > 1e-3
     assert engine.grad_norm == near(norms[-1], UPDATE)
     assert engine._engine.global_steps == 2
@@ -94,8 +94,8 @@ def test_clipping_acts_and_the_norm_is_that_before_clipping(group):
         update(free, 8)
         reported.append(engine.grad_norm)
     assert reported == near(norms, UPDATE) and min(norms) > 0.1
-    assert largest_difference(weights_of(engine), expected) < WEIGHT_GAP
-    assert largest_difference(weights_of(free), unclipped) < WEIGHT_GAP  # a limit of 0 is none
+    assert_weights_near(weights_of(engine), expected)
+    assert_weights_near(weights_of(free), unclipped)  # a limit of 0 is none
     assert largest_difference(unclipped, expected) > 1e-4
 
 
@@ -138,7 +138,7 @@ def test_gradient_checkpointing_of_some_layers_gives_the_same_update(every, stag
     update(engine, 4)
     update(expected, 4)
     assert calls == {number: 4 if number % every == 0 else 2 for number in range(4)}
-    assert largest_difference(whole_state(engine), whole_state(expected)) < WEIGHT_GAP
+    assert_weights_near(whole_state(engine), whole_state(expected))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp
     assert resumed.learning_rate == saved.learning_rate and resumed._engine.global_steps == updates
     update(saved, 8)
     update(resumed, 8)
-    assert largest_difference(states_of(resumed), states_of(saved)) < WEIGHT_GAP
-    assert largest_difference(whole_state(resumed), whole_state(saved)) < WEIGHT_GAP
+    assert_weights_near(states_of(resumed), states_of(saved))
+    assert_weights_near(whole_state(resumed), whole_state(saved))
 
 
 @pytest.mark.parametrize(

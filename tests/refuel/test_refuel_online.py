@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import FORMULA, UPDATE, assert_near, assert_weights_near, near
 from dschat.data.dialogues import state
 from dschat.refuel.models import compared_turn
 from dschat.refuel.online import pair_metrics, refuel_update
@@ -192,7 +192,7 @@ def test_micro_batches_and_accumulation_change_nothing(group):
         engine = engine_of(make_causal_lm(), micro, 8 // micro, learning_rate=1e-3)
         metrics.append(refuel_update(engine, batch, *settings_of(8, micro, updates=3), UpdateProgress()))
         weights.append(weights_of(engine))
-    assert largest_difference(*weights) < WEIGHT_GAP
+    assert_weights_near(*weights)
     assert metrics[1] == near(metrics[0], 8 * UPDATE, scale=0.1)
     assert largest_difference(weights[0], weights_of(engine_of(make_causal_lm()))) > 1e-3
 

@@ -16,8 +16,11 @@ FORMULA = 16  # in a formula of `rl`: some ten sums, products and exponentials o
 FORWARD = 128  # in a toy's forward pass: two layers of about ten steps each, whose sums have 32 to 64 terms
 UPDATE = 1024  # in a backward pass and what follows it: norms over all weights, sums over a batch, later updates
 # Adam divides a gradient by its size, so that one that is hardly more than its rounding moves a weight by some part of
-# the learning rate: at most a quarter of a step at 5e-5, the smallest rate that tests compare weights at.
+# the learning rate: nearly all of them by less than a quarter of a step at 5e-5, the smallest rate that tests compare
+# weights at. Few, whose gradient is nothing but rounding, go another way by a step or two.
 WEIGHT_GAP = 5e-5 / 4
+FEW = 4  # of some ten thousand weights; a row of the smallest matrix has eight
+FEW_GAP = 2 * 5e-5
 
 
 def near(expected: Any, roundings: float = FORWARD, scale: float = 1.0) -> Any:
@@ -39,3 +42,13 @@ def assert_near(
     far = (found - expected).abs() - roundings * EPS * expected.abs().clamp(min=scale)
     assert found.shape == expected.shape, (found.shape, expected.shape)
     assert (far <= 0).all(), f"{message or 'tensors'}: {found} is not {expected}, by {far.max()} too much"
+
+
+def assert_weights_near(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], updates: float = 1.0, message: str = "weights"
+) -> None:
+    """Weights by name after so many updates by Adam: nearly all within `WEIGHT_GAP`, and `FEW` within `FEW_GAP`."""
+    assert found.keys() == expected.keys()
+    gaps = torch.cat([(found[name] - expected[name]).abs().flatten() for name in found])
+    largest = gaps.topk(FEW + 1).values
+    assert largest[-1] < updates * WEIGHT_GAP and largest[0] < updates * FEW_GAP, f"{message}: {largest}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import EPS, FORMULA, FORWARD, UPDATE, assert_near, assert_weights_near, near
 from dschat.training.ppo.credit import assign_credit
 from factories import EOS, largest_difference, make_rollout, ppo_config, to_device
 from macro_actions.losses import value_loss
@@ -92,7 +92,7 @@ def test_masked_ratios_are_to_the_sampling_policy(policy_ratio, group):
         # The ratio multiplies the advantage, as a weight does, and is no matter of the old policy.
         doubled = replace(batch, advantages=2 * batch.advantages)
         expected, expected_stats = updated(doubled, cliprange=10.0, **flags)
-        assert largest_difference(wide, expected) < WEIGHT_GAP
+        assert_weights_near(wide, expected)
         assert stats["grad_norm/actor"] == near(expected_stats["grad_norm/actor"], UPDATE)
     narrow, stats = updated(drawn, rollout_is_mask=[0.5, 1.5], **flags)
     unmoved, _ = updated(batch, learning_rate=0.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from closeness import UPDATE, WEIGHT_GAP, near
+from closeness import UPDATE, WEIGHT_GAP, assert_weights_near, near
 from critic_updates import BINS, critic_updates, holed_batch, plain_critic, rows_of_critic
 from dschat.base.errors import UserError
 from dschat.models.layout import PassSize
@@ -83,7 +83,7 @@ def test_the_critics_updates_are_those_of_plain_torch(zero_stage, tokens, group)
     batch = holed_batch()
     weights, stats = critic_updates(batch, zero_stage, tokens)
     expected, losses = plain_critic(batch, rows_of_critic(1))
-    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert_weights_near({name: weights[name] for name in expected}, expected)
     assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
 
 
@@ -94,7 +94,7 @@ def test_a_critic_with_bins_is_trained_as_by_plain_torch(zero_stage, group):
     limits = BINS["value_range"]
     weights, stats = critic_updates(batch, zero_stage, **BINS)
     expected, losses = plain_critic(batch, rows_of_critic(1), limits)
-    assert largest_difference({name: weights[name] for name in expected}, expected) < WEIGHT_GAP
+    assert_weights_near({name: weights[name] for name in expected}, expected)
     assert stats["loss/value"] == near(sum(losses) / 8, UPDATE)
     returns = batch.returns[batch.response_mask]
     shares = [
@@ -113,7 +113,7 @@ def test_credit_within_the_update_is_that_before_it(group, tmp_path, monkeypatch
     weights, metrics, _ = result_of(loop, tmp_path / "late")
     monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     expected, others, _ = result_of(ppo(tmp_path / "early", reward=lengths, **flags), tmp_path / "early")
-    assert largest_difference(weights, expected) < 8 * WEIGHT_GAP  # two updates at twenty times the rate
+    assert_weights_near(weights, expected, updates=8)  # two updates at twenty times the rate
     for row, other in zip(metrics, others, strict=True):
         names = {"loss/value", "val/explained_variance", "val/out_of_bounds"} & row.keys()
         assert {name: row[name] for name in names} == near({name: other[name] for name in names}, 10 * UPDATE)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import EPS, FORMULA, FORWARD, UPDATE, assert_near, assert_weights_near, near
 from dschat.base.errors import UserError
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.credit import whiten_advantages
@@ -44,7 +44,7 @@ def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, group):
     weights, stats = updated(batch, 8, policy_ratio=policy_ratio)
     assert not [name for name in stats if "value" in name or "critic" in name or name == "val/clipfrac"]
     others, other_stats = updated(batch, 1, policy_ratio=policy_ratio)
-    assert largest_difference(others, weights) < WEIGHT_GAP
+    assert_weights_near(others, weights)
     assert other_stats == near(stats, UPDATE, scale=0.1)
 
 
@@ -95,7 +95,7 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
         assert stats[f"grad_norm/{name}"] == near(norm, UPDATE)
         adam.step()
         expected |= {f"{name}.inner.{n}": p.detach().cpu() for n, p in model.named_parameters()}
-    assert largest_difference(weights, expected) < WEIGHT_GAP
+    assert_weights_near(weights, expected)
 
 
 def test_truncated_importance_weights_multiply_the_advantages(batch):
@@ -165,7 +165,7 @@ def test_weights_and_metrics_are_those_with_scoring_passes(stage, condition, gro
     early = one_update(tmp_path / "early", stage, **flags)
     assert collected(early, batches(0)).batch.logprobs is not None
     expected, others = two_iterations(early)
-    assert largest_difference(weights, expected) < 2 * WEIGHT_GAP  # an update in each iteration
+    assert_weights_near(weights, expected, updates=2)  # an update in each iteration
     for row, other in zip(metrics, others, strict=True):
         assert row == near(other, UPDATE, scale=0.1)
 

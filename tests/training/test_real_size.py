@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 
-from closeness import UPDATE, WEIGHT_GAP, near
+from closeness import UPDATE, assert_weights_near, near
 from dschat.engine.zero3 import parameter_offload
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.vllm.weights import plain_weights
@@ -83,7 +83,7 @@ def test_a_run_of_real_size_is_that_of_whole_weights(name, whole, group, tmp_pat
         place = tmp_path / str(stage)
         results.append(result_of(make(place, replace(setup, zero_stage=stage, whole=whole)), place))
     (weights, rows, samples), (found, found_rows, found_samples) = results
-    assert largest_difference(found, weights) < WEIGHT_GAP
+    assert_weights_near(found, weights)
     for row, expected in zip(found_rows, rows, strict=True):
         assert row == near(expected)
     assert found_samples.keys() == samples.keys() and rows

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import FORMULA, FORWARD, UPDATE, assert_near, assert_weights_near, near
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.training.ppo.credit import assign_credit, tokens_that_count
 from factories import (
     batch_of_iteration,
-    largest_difference,
     make_causal_lm,
     make_classifier,
     make_prompts,
@@ -138,7 +137,7 @@ def test_an_update_is_plain_grpo(group, tmp_path):
     assert metrics["grad_norm/actor"] == near(norm, UPDATE) and norm > 0.1
     assert metrics["loss/kl"] == near(kl, UPDATE) and kl > 1e-4
     assert 0 < metrics["policy/counted"] < 1
-    assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
+    assert_weights_near(weights_of(trainer.algorithm.models.actor), expected)
 
 
 def test_tokens_that_count_by_hand():

@@ -7,19 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from closeness import WEIGHT_GAP, assert_near, near
+from closeness import assert_near, assert_weights_near, near
 from dschat.base.errors import UserError
 from dschat.run.distributed import device
 from dschat.training.steps.ppo import check_ppo_lengths
-from factories import (
-    hf_logprobs,
-    hf_score,
-    largest_difference,
-    make_classifier,
-    ragged_rows,
-    save_engines,
-    save_folder,
-)
+from factories import hf_logprobs, hf_score, make_classifier, ragged_rows, save_engines, save_folder
 from resume_runs import check_every_stop
 from shared_base_runs import (
     config_of,
@@ -79,7 +71,7 @@ def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path)
         assert not storages(other.algorithm.models.reward.model.module.inner).items() <= storages(of_other).items()
     found, expected = two_updates(shared), two_updates(other)
     assert found[1] == near(expected[1])
-    assert largest_difference(found[0], expected[0]) < WEIGHT_GAP
+    assert_weights_near(found[0], expected[0])
     if not in_parts:
         moved = {name for name, p in inner.named_parameters() if not torch.equal(p, before[name])}
         assert moved and all(".lora_" in name for name in moved)

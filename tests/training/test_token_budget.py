@@ -11,20 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import UPDATE, WEIGHT_GAP, near
+from closeness import UPDATE, assert_weights_near, near
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.reward_model import RewardModelScores
-from factories import (
-    frozen_engine_of,
-    largest_difference,
-    make_causal_lm,
-    make_classifier,
-    make_prompts,
-    ppo_config,
-    ppo_loop,
-    weights_of,
-)
+from factories import frozen_engine_of, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
 from recorded_updates import DEMONSTRATIONS, PAIRS, Case, engine_for, supervised_trainer, supervised_update
 from refuel_runs import trainer_of
 
@@ -78,7 +69,7 @@ def test_the_same_numbers_in_passes_of_so_many_tokens(step, group, tmp_path, mon
     assert largest[False] > tokens or step not in ("ppo", "rloo")
     assert max(size for training, size in by_rows if training) > tokens
     assert sum(training for training, _ in passes) > sum(training for training, _ in by_rows)
-    assert largest_difference(weights_of(found_engine), weights_of(engine)) < WEIGHT_GAP
+    assert_weights_near(weights_of(found_engine), weights_of(engine))
     expected = {name: x for name, x in expected.items() if not name.startswith("time/")}
     assert {name: found[name] for name in expected} == near(expected, 8 * UPDATE, scale=0.1)
 
