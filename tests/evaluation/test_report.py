@@ -91,9 +91,10 @@ def test_the_result_in_one_sentence(tmp_path):
     same = make_run(tmp_path / "same", [0.5, 0.9])
     runs = {"PPO": low, "MA-PPO": make_run(tmp_path / "high", [0.5, 0.88], ngram=2)}
     start = "PPO raised the gold score of 2 held-out prompts from 0.200 to 0.500; MA-PPO raised it from 0.200 to"
-    assert headline_of(runs) == f"{start} 0.690; the difference of 0.190 ± 0.090 is more than two standard errors."
+    end = "two standard errors over prompts, with one run each."
+    assert headline_of(runs) == f"{start} 0.690; the difference of 0.190 ± 0.090 is more than {end}"
     less = headline_of({"PPO": low, "MA-PPO": same})
-    assert less == f"{start} 0.700; the difference of 0.200 ± 0.100 is within two standard errors."
+    assert less == f"{start} 0.700; the difference of 0.200 ± 0.100 is within {end}"
     worse = make_run(tmp_path / "worse", [0.0, 0.1])
     assert headline_of({"PPO": worse}) == "PPO lowered the gold score of 2 held-out prompts from 0.200 to 0.050."
     level = make_run(tmp_path / "level", [0.1, 0.3])

@@ -206,7 +206,8 @@ def headline(runs: Runs, labels: Labels) -> str:
     if difference is not None:
         is_clear = abs(difference.mean) > 2 * (difference.error or 0)
         size = Estimate(abs(difference.mean), difference.error).text()
-        clauses.append(f"the difference of {size} is {'more than' if is_clear else 'within'} two standard errors")
+        extent = "more than" if is_clear else "within"
+        clauses.append(f"the difference of {size} is {extent} two standard errors over prompts, with one run each")
     return f"{'; '.join(clauses)}."
 
 
