@@ -205,7 +205,7 @@ def test_a_loss_that_is_no_squared_error_says_nothing_of_values(course, flags, c
     ("course", "flags", "named", "not_named"),
     [
         ([{}, {LENGTH: 2.0}], {}, "prefer short", "missing_eos"),
-        ([{}, {LENGTH: 2.0}], {"missing_eos_penalty": 1.0}, "a smaller --missing_eos_penalty (1)", "prefer short"),
+        ([{}, {LENGTH: 2.0}], {"missing_eos_penalty": 1.0}, "missing_eos_penalty (1); or a reward that", "target"),
         ([{KL: 0.0}, {KL: 6.0}], {"kl_coef": 0.0}, "a fifth of it; or --kl_ctl 0.05.", "adaptive"),
         (creeping(21.0, 32.0), {}, "a larger --kl_ctl (0.05); or --adaptive_kl_target 6", "--kl_ctl 0.05"),
         (creeping(21.0, 32.0), {"adaptive_kl_target": 9.0}, "a smaller --adaptive_kl_target (9)", "--kl_ctl"),
