@@ -91,6 +91,7 @@ def test_the_file_of_a_run_says_all_of_its_flags(step):
         (LATER, "/p/models/tldr-gemma-2b/sft", "data/rows", "rows-tldr-gemma-2b"),
         (LATER, "google/gemma-2b-it", "", "tldr-gemma-2b-it"),
         (LATER, "/p/models/rows-Qwen2.5-0.5B/sft/", "rows.csv", "rows-Qwen2.5-0.5B"),
+        (LATER, "/p/models/train-Qwen2.5-0.5B/sft", "train.jsonl", "train-Qwen2.5-0.5B"),
         (LATER, "/p/models/hh-gemma-2b/ppo/actor", "", "tldr-hh-gemma-2b-ppo-actor"),
         (PRESET | {"run": "-llama"}, "/p/models/llama/refuel", "", "llama-refuel"),
     ],

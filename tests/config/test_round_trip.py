@@ -105,6 +105,34 @@ def test_what_a_launcher_tells_its_processes(step, tmp_path, monkeypatch):
     assert FAMILIES[step](**json.loads(json.dumps(told.given(), default=str))) == config
 
 
+VLLM = "--rollout_engine vllm --vllm_url http://localhost:1"
+
+
+@pytest.mark.parametrize(
+    ("begun", "added", "expected"),
+    [
+        ("", "--lora_dim 16", {"actor_lora_dim": 16, "critic_lora_dim": 16}),
+        ("--lora_dim 8", "--lora_dim 64", {"actor_lora_dim": 64}),
+        ("", "--zero_stage 2 --offload", {"actor_zero_stage": 2, "critic_zero_stage": 2}),
+        ("", "--gradient_checkpointing --gradient_checkpointing_every 2", {"critic_gradient_checkpointing": True}),
+        ("", "--reward_function r.py:f", {"reward_model_name_or_path": None}),
+        ("", "--critic_model_name_or_path c2", {"reward_model_name_or_path": "c2"}),
+        ("", "--eval_iters 4", {"eval_prompts": None}),
+        (f"{VLLM} --rollouts_ahead 1", "--rollouts_ahead 0", {"rollout_is_clip": None}),
+        ("--overwrite_output_dir --push_to_hub me/first", "", {"overwrite_output_dir": False, "push_to_hub": None}),
+        ("--resume_from_checkpoint latest", "", {"resume_from_checkpoint": None}),
+    ],
+)
+def test_flags_beside_a_runs_file_decide_what_follows_from_them(begun, added, expected, tmp_path, monkeypatch):
+    """What a run derived from its flags is derived anew; what it was told to do to a folder is not done again."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(to_yaml(config_of("ppo", begun)), encoding="utf-8")
+    Path("r.py").write_text("def f(prompts, responses, rows): ...\n")
+    words = ["--config", "config.yaml", *added.split()]
+    found = resolve(FAMILIES["ppo"], words, command="ppo", runs_here=False).config.flat()
+    assert {name: found[name] for name in expected} == expected
+
+
 def test_a_default_that_a_file_takes_back():
     """64000 pairs unless a file says otherwise: none is not a number of pairs, and not the default."""
     config = config_of("refuel", "--total_episodes none")

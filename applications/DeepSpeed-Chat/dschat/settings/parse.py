@@ -39,6 +39,8 @@ Text = str | list[str]  # of a flag with one value, or of one with several
 logger = logging.getLogger(__name__)
 DEFAULT = "default"
 PRINTS = ("--print_config", "--print-config")
+# Flags that say what happens to a folder, a checkpoint or a repository, which a repeated run must not do to them again.
+OF_ONE_START = ("overwrite_output_dir", "resume_from_checkpoint", "push_to_hub")
 
 
 @dataclass(frozen=True)
@@ -229,14 +231,15 @@ def _collect(
     of_file: dict[str, Given] = {}
     flags = flags_by_spelling(config_class)
     for key, setting in file.settings.items():
-        text = setting.text() if key in flags else None
-        if text is None:  # null stands for the default
+        if key not in flags:
             continue
+        text = setting.text()
         name = flags[key].name
         earlier = of_file.get(name)
         if earlier is not None and _file_of(earlier.origin) == _file_of(setting.line):
             raise UserError(f"{setting.line}: {key} is --{name}, which {earlier.origin} gives; keep one of them.")
         of_file[name] = Given(text, setting.line)
+    of_file = {name: given for name, given in of_file.items() if given.text is not None}  # null stands for the default
 
     texts: dict[str, Given] = {}
     for name, flag in flags_of(config_class).items():
@@ -285,12 +288,16 @@ def to_json(config: CommonConfig, plan: BatchPlan) -> str:
 
 
 def to_yaml(config: CommonConfig) -> str:
-    """Every flag as a file for --config; with another --output_dir it repeats the run."""
-    values = config.flat()
-    if values["tensorboard_path"] == str(Path(values["output_dir"]) / "tensorboard"):
-        values["tensorboard_path"] = None
-    flags = flags_of(type(config))
-    return "".join(f"{name}: {_yaml_value(flags[name], value)}\n" for name, value in values.items())
+    """A file for --config that repeats the run with another --output_dir: every flag but `OF_ONE_START`.
+
+    What follows from other flags is left out, so that flags which are given beside the file decide it anew.
+    """
+    lines = []
+    for name, flag in flags_of(type(config)).items():
+        if name not in OF_ONE_START:
+            value = config.arguments.get(name, flag.default)
+            lines.append(f"{name}: {_yaml_value(flag, value)}\n")
+    return "".join(lines)
 
 
 def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:

@@ -55,10 +55,14 @@ def variables(preset: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
     model = environ.get("MODEL") or usual_model
     if data != usual_data:
         data_name = _short_name(data)
+    runs = Path(project) / "models"
     if model != usual_model:
-        model_name = _short_name(model).removeprefix(f"{data_name}-")
+        folder = Path(model)
+        is_of_step_1 = folder.name == STEP_1 and folder.parent.parent == runs
+        model_name = folder.parent.name if is_of_step_1 else _short_name(model)
+        model_name = model_name.removeprefix(f"{data_name}-")
     run_name = "-".join(name for name in (data_name, model_name) if name)
-    run = Path(project) / "models" / run_name
+    run = runs / run_name
     if model == STEP_1:
         model = str(run / STEP_1)
     reward_model = preset.get("reward_model", run / "reward")
@@ -85,7 +89,7 @@ def batch_sizes(limits: Mapping[str, int], values: Mapping[str, int], processes:
     Raises:
         UserError: the global batch cannot be shared evenly.
     """
-    global_batch = values.get(GLOBAL, 0)
+    global_batch = values.get(GLOBAL) or 0
     samples = values.get(SAMPLES) or 1
     if not limits or min(global_batch, samples, processes) < 1:  # the ranges of the flags refuse numbers below 1
         return {}
