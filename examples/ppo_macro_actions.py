@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from macro_actions import fixed, macro_gae
 
@@ -213,6 +213,7 @@ def train(model_path: str, iterations: int, settings: Hyperparameters, seed: int
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     options = {"dtype": torch.float32}
     actor = AutoModelForCausalLM.from_pretrained(model_path, **options, trust_remote_code=False)
+    actor.generation_config = GenerationConfig()  # without the model's own temperature and penalties
     reference = copy.deepcopy(actor).requires_grad_(False)
     head = nn.Linear(actor.config.hidden_size, 1, bias=False)
     nn.init.zeros_(head.weight)  # before it has learnt anything, the critic expects a return of 0

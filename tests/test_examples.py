@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import dschat
 from closeness import FORMULA, UPDATE, assert_near, assert_weights_near, near
@@ -80,6 +81,17 @@ def test_ppo_in_one_file_computes_what_the_pipeline_computes(group):
     found = {name: weight for name, weight in expected.items() if name in weights}
     assert len(found) == len(weights)
     assert_weights_near(weights, {name: weight.cpu() for name, weight in found.items()})
+
+
+def test_ppo_in_one_file_samples_from_the_policy_alone(tmp_path):
+    """A model's own penalties and temperature, which a folder may say, change nothing."""
+    import ppo_macro_actions as one_file
+
+    model = make_model(tmp_path, [f"{prompt} word word" for prompt in one_file.PROMPTS], 0)
+    settings = one_file.Hyperparameters(samples=2)
+    plain = one_file.train(str(model), 1, settings)
+    GenerationConfig(do_sample=True, temperature=0.1, repetition_penalty=2.0).save_pretrained(model)
+    assert one_file.train(str(model), 1, settings) == plain
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
 from measuring import Answer
-from trials import Group, read_groups, trials_of
+from trials import Group, Trial, read_groups, trials_of
 
 FOLDER = Path(run_trial.__file__).parent
 PPO, MACRO = "PPO, λ .95", "n = 5"
@@ -429,6 +429,16 @@ def test_first_words_are_sampled_with_their_probabilities(group: None, tmp_path:
     exact = limit.first_word_scores(task, start, 0)
     assert exact.known_probabilities is not None and float(exact.known_probabilities.sum()) == pytest.approx(1)
     assert abs(float(sampled.mean()) - exact.mean) < 5 * float(sampled.std()) / 32 and exact.mean > 0
+
+
+def test_a_trial_is_another_one_once_its_condition_was_edited(tmp_path: Path) -> None:
+    condition = tmp_path / "mine.py"
+    condition.write_text("def ends(trajectory, tokenizer): ...")
+    trial = Trial("style", 0, flags={"termination_condition": f"{condition}:ends"})
+    key = trial.key
+    assert trial.key == key
+    condition.write_text("def ends(trajectory, tokenizer): pass")
+    assert trial.key != key
 
 
 def test_pairs_of_the_sft_models_responses(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

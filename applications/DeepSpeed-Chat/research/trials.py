@@ -32,9 +32,13 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A short name that differs between trials."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return sha256(text.encode()).hexdigest()[:16]
+        """A short name that differs between trials, also once a FILE.py:NAME among the flags was edited."""
+        content = json.dumps(asdict(self), sort_keys=True).encode()
+        for value in self.flags.values():
+            file = Path(str(value).rpartition(":")[0])
+            if file.suffix == ".py" and file.is_file():
+                content += file.read_bytes()
+        return sha256(content).hexdigest()[:16]
 
     def file(self, folder: Path) -> Path:
         """The file of its curves, which exists when the run is finished."""

@@ -64,7 +64,7 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Makes the runs that are not finished, and writes and prints the table."""
     options = read_options()
-    folder = options.output_dir
+    folder = options.output_dir / "small" if options.small else options.output_dir
     scale = SMALL if options.small else FULL
     runs = []
     for seed in range(options.seeds):
@@ -96,7 +96,7 @@ def make_starts(folder: Path, runs: Sequence[TurnRun], scale: TurnScale, jobs: i
     unfinished = {}
     for run in runs:
         start = run.start(folder)
-        if start not in unfinished and not is_run_finished(start / "sft"):
+        if start not in unfinished and not (start / "sft" / "config.json").exists():
             # Here, and not in a thread of the pool: the random model comes from torch's global generator.
             unfinished[start] = (run.seed, *make_inputs(start, run.game, run.seed, scale))
     with ThreadPoolExecutor(jobs) as pool:

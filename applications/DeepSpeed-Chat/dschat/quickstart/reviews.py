@@ -28,13 +28,13 @@ ABOUT = (
     "A small model writes reviews of products. The gold score, 0 to 1, counts complaints in the first half of a review"
     " and praise in the second. PPO does not train on it, but on a reward model that learned from pairs of reviews,"
     " ranked by the gold score. MA-PPO is PPO with macro actions of five tokens. Each is one run, with one seed, and"
-    " may be far from the usual one: over ten seeds PPO ends at about 0.40 and MA-PPO at 0.37."
+    " may be far from the usual one: over four seeds PPO ended at 0.395 on average and MA-PPO at 0.368."
 )
 CRITIC_NOTE = (
     "Responses have up to 64 tokens, one score at the end, and whitened advantages. The critic starts from the reward"
     " model, as published, and explains part of the returns from the first update on. One that starts from the SFT"
     " model with a zero head (--all) explains none within 40 updates; then it matters how far back a score reaches, by"
-    " macro actions or by a larger λ. docs/results-study.md has the ten seeds."
+    " macro actions or by a larger λ. docs/results-study.md has runs over many seeds."
 )
 
 

@@ -118,8 +118,8 @@ def _title(command: Sequence[str]) -> str:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The variables of a subcommand, with this number of threads and one GPU unless set otherwise."""
-    return {"OMP_NUM_THREADS": str(threads), "NUM_GPUS": "1", **os.environ}
+    """The variables of a subcommand: this number of threads unless set otherwise, and one GPU unless a flag says more."""
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, "NUM_GPUS": "1"}
 
 
 def _check_status(name: str, status: int) -> None:
