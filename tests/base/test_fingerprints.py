@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dschat.base import fingerprints
 from dschat.base.errors import UserError
-from dschat.base.fingerprints import content_hash, model_hash, tokenizer_fingerprint
+from dschat.base.fingerprints import content_hash, folder_stamp, model_hash, tokenizer_fingerprint
 from factories import make_tokenizer
 
 
@@ -77,11 +77,21 @@ def test_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):
         (repository / "refs").mkdir(exist_ok=True)
         (repository / "refs" / "main").write_text(commit)
         assert model_hash("owner/name") == commit
+        assert folder_stamp("owner/name") == f"owner/name (commit {commit})"
 
 
 def test_two_models_whose_commits_are_not_known_are_not_the_same(monkeypatch):
     monkeypatch.setattr(fingerprints, "hub_commit", lambda path: None)
     assert model_hash("owner/name") == "owner/name"
+
+
+def test_results_beside_a_model_do_not_change_its_stamp(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    stamp = folder_stamp(str(tmp_path))
+    (tmp_path / "results.jsonl.partial").write_text("{}")
+    assert folder_stamp(str(tmp_path)) == stamp
+    (tmp_path / "config.json").write_text("{ }")
+    assert folder_stamp(str(tmp_path)) != stamp
 
 
 def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> None:

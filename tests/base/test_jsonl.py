@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON Lines files as they are written, and what is said of broken ones; reading is tested with files of responses."""
 
+import gzip
 import json
 import re
 
@@ -37,3 +38,10 @@ def test_a_list_of_rows_is_read_as_lines_are(tmp_path, indent):
     path.write_text(json.dumps([{"a": 1}, 2], indent=indent))
     with pytest.raises(UserError, match="outputs.json row 2: int instead of an object with columns; correct the row"):
         read_rows(path, "--file")
+
+
+def test_a_packed_name_is_written_packed(tmp_path):
+    file = tmp_path / "x.jsonl.gz"
+    write_rows(file, [{"a": 1}])
+    assert gzip.decompress(file.read_bytes()) == b'{"a": 1}\n'
+    assert read_rows(file, "--file") == [(f"{file}:1", {"a": 1})]

@@ -7,7 +7,7 @@ import pytest
 
 from dschat import remote
 from dschat.base.errors import UserError
-from dschat.base.secrets import SECRET_NAME
+from dschat.base.secrets import SECRET_NAME, secret_of
 from dschat.run import environment, hub
 
 SECRETS = "HF_TOKEN WANDB_APIKEY AWS_SECRET_ACCESS_KEY PGPASSWORD SMTP_PASS NETRC_AUTH https_proxy SLACK_WEBHOOK"
@@ -22,6 +22,16 @@ def test_names_of_secrets(name):
 @pytest.mark.parametrize("name", OTHERS.split())
 def test_other_names(name):
     assert not SECRET_NAME.search(name)
+
+
+def test_a_secret_as_a_request_carries_it(monkeypatch):
+    """A file's line end is none of it; what no header can hold is refused without being shown."""
+    monkeypatch.setenv("REWARD_API_KEY", "secret\n")
+    assert secret_of("REWARD_API_KEY") == "secret" and secret_of("NO_SUCH_KEY") == ""
+    for wrong in ("geheimnüß", "two words", "a\nb"):
+        monkeypatch.setenv("REWARD_API_KEY", wrong)
+        with pytest.raises(UserError, match="^REWARD_API_KEY holds characters that no key has; copy it again.$"):
+            secret_of("REWARD_API_KEY")
 
 
 def test_every_part_reads_the_list(monkeypatch, tmp_path):

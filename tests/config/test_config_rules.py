@@ -154,7 +154,8 @@ REFUSALS = [
         for given, told in (
             ("localhost:8000", "localhost:8000 is not an address of a server"),
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
-            ("http://a http://a", "give each server once"),
+            ("http://a http://A/", "give each server once"),
+            ("http://localhost:8000 http://127.0.0.1:8000/", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
             ("http://a --vllm_gpu_memory 0.7", "give --gpu_memory to dschat serve-vllm"),
             ("http://a --vllm_timeout 1800", "--vllm_timeout 1800 is not below --ddp_timeout 1800"),
@@ -376,7 +377,6 @@ REFUSALS = [
     ("ppo", "--parser_device gpu", "--parser_device gpu", "cpu, cuda or cuda:0"),
     # combinations
     ("ppo", "--eval_prompts 8 --eval_iters 2", "--eval_prompts", "--eval_iters", "drop one"),
-    ("ppo", "--macro_reward mean --value_function first", "--macro_reward mean", "add --isolate_last_token"),
     ("ppo", "--adaptive_kl_horizon 500", "--adaptive_kl_horizon 500", "add --adaptive_kl_target"),
     ("ppo online", "--adaptive_kl_target 6 --kl_coef 0", "--adaptive_kl_target", "--kl_coef above 0"),
     ("reward dpo", "--data_split 2,0,8", "no rows for step 2: make number 2 larger than 0"),

@@ -46,6 +46,13 @@ def greedy_by_hand(causal_lm, prompt, count, ends=(EOS,)):
     return ids[len(prompt) :]
 
 
+def test_a_model_whose_logits_are_not_finite_answers_nothing(project, options):
+    policy = policy_of(str(project / "run" / "actor"), options(max_new_tokens=4))
+    next(policy.causal_lm.parameters()).data.fill_(torch.nan)
+    with pytest.raises(UserError, match="its logits are not finite for 2 of 2 responses. Give --dtype fp32 or bf16"):
+        policy.respond(examples_of([4, 2]))
+
+
 def test_greedy_responses_are_the_models_own(project, options, bytes_tokenizer):
     policy = policy_of(str(project / "run" / "actor"), options(temperature="0", max_new_tokens=10))
     examples = examples_of([9, 4, 2])

@@ -209,12 +209,6 @@ def test_a_uid_of_letters_cuts_the_same_in_every_process() -> None:
     assert lengths.tolist() == [[4, 2, 4, 3, 2, 2, 3, 0, 0], [2, 2, 4, 2, 1, 1, 3, 4, 1], [2, 4, 2, 3, 3, 3, 3, 0, 0]]
 
 
-def test_a_score_without_weight_is_refused() -> None:
-    """A mean weighted as in `first` is the reward of a macro action's first token, and scores are on the last."""
-    with pytest.raises(ValueError, match="macro_reward mean with value_function first gives no weight to a score"):
-        MacroActionsConfig("fixed", value_function="first", macro_reward="mean")
-
-
 def test_the_check_says_what_is_missing(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["python -m macro_actions.frameworks", "check", "slime"])
     assert main() == 1

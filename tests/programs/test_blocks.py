@@ -69,6 +69,7 @@ def test_a_response_that_is_still_thinking_has_no_program() -> None:
     assert program_of(f"<think>a</think>\n<think>{FENCED}") is None
     assert program_of(FENCED, prompt="<|assistant|><think>\n") is None
     assert program_of(f"So.</think>{FENCED}", prompt="<|assistant|><think>\n") == RIGHT
+    assert program_of("<think>so</think>\n\n") is None and program_of("\n") is None
     assert program_of(f"<think>so</think>\n\n{RIGHT}") == f"\n\n{RIGHT}"
     assert program_of(FENCED, prompt="<think>\n</think>\n") == RIGHT
     assert function_ends(f"<think>Perhaps\n{FENCED}", [None])[None] == len(f"<think>Perhaps\n{FENCED}")

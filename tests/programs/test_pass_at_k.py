@@ -46,6 +46,15 @@ def test_rates_of_a_file(results):
     assert "model" in table and "20.0 [" in table
 
 
+def test_files_of_one_name_are_told_apart(tmp_path):
+    """A model at two temperatures, in the folders that `dschat programs` writes to."""
+    folders = [tmp_path / f"temperature={temperature}" for temperature in (0.5, 1.0)]
+    for folder in folders:
+        folder.mkdir()
+    files = [write_jsonl(folder / "m.jsonl", [problem("", "passed")]) for folder in folders]
+    assert list(pass_rates(files, (1,))["model"]) == ["temperature=0.5/m", "temperature=1.0/m"]
+
+
 def test_programs_that_were_not_run_are_no_samples(tmp_path):
     file = write_jsonl(tmp_path / "m.jsonl", [problem("", "invalid", "passed", "wrong")])
     rates = pass_rates([file], (1, 3))

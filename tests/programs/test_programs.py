@@ -292,6 +292,14 @@ def test_the_strongest_walls_are_taken(monkeypatch) -> None:
         levels.strongest_level("bubblewrap")
 
 
+@pytest.mark.skipif(sandbox.bubblewrap() is None, reason="needs bubblewrap")
+def test_packages_that_hold_this_one_are_hidden_but_for_it(monkeypatch) -> None:
+    """As where dschat is installed beside the packages of the interpreter itself."""
+    monkeypatch.setattr(sandbox, "package_folders", lambda: [str(sandbox.HERE)])
+    execution = sandbox.execute(sandbox.SandboxJob("print(1)"), SandboxLimits(seconds=60.0), "bubblewrap")
+    assert (execution.status, execution.output) == (0, b"1\n")
+
+
 def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
     levels.probe.cache_clear()
     monkeypatch.setattr(levels, "PROBE", 'import json\nprint(json.dumps(["the network", "x"]))')

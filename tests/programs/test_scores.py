@@ -27,11 +27,12 @@ class Pool:
     """Gives each program the tests that its text names, and remembers the programs."""
 
     def __init__(self) -> None:
-        self.programs: list[str] = []
+        self.programs: list[str | None] = []
 
     def run(self, programs, tests, origins):
         self.programs += programs
-        return [ProgramOutcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
+        statuses = [tuple((program or "").split()) for program in programs]
+        return [ProgramOutcome(status, 2, "namespaces", 0.1, "no room") for status in statuses]
 
 
 def scores_of(responses, reward="paper", skips=False):
@@ -68,7 +69,7 @@ def test_the_program_of_an_episode_is_in_its_last_reply():
     )
     pool = Pool()
     found = ProgramScores(pool, "paper", True)(make_rollout(ROWS), texts)
-    assert pool.programs == ["passed passed"] * 3 + [""]
+    assert pool.programs == ["passed passed"] * 3 + [None]
     assert found.measured["programs/passed"] == (3, 3)
 
 

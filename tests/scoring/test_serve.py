@@ -168,6 +168,28 @@ def test_a_model_that_fails_is_status_500(serving):
     assert answer.status_code == 500 and answer.json() == {"error": "IndexError: no such id"}
 
 
+def test_a_request_whose_client_has_gone_is_not_computed(serving):
+    """While the first is computed, the second's client stops waiting."""
+    begun, may_end, scored = threading.Event(), threading.Event(), []
+
+    def slow(request):
+        scored.append(request.responses)
+        begun.set()
+        may_end.wait(30)
+        return {"scores": [1.0]}
+
+    url = serving.app(application(slow, "m")).url
+    first = threading.Thread(target=httpx2.post, args=(url,), kwargs={"json": {"prompts": ["a"], "responses": ["1"]}})
+    first.start()
+    assert begun.wait(30)
+    with pytest.raises(httpx2.TimeoutException):
+        httpx2.post(url, json={"prompts": ["a"], "responses": ["2"]}, timeout=0.3)
+    may_end.set()
+    first.join()
+    httpx2.post(url, json={"prompts": ["a"], "responses": ["3"]})
+    assert scored == [["1"], ["3"]]
+
+
 def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path):
     model = make_classifier(vocab_size=len(bytes_tokenizer))
     model.score.weight.data.fill_(float("inf"))

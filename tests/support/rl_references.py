@@ -145,7 +145,7 @@ def ppo_row(
     if macro_reward == "sum":
         macro_rewards = [sum(c) for c in chunks(rewards, lengths)]
     else:
-        macro_rewards = pool(rewards, lengths, value_function)
+        macro_rewards = pool(rewards, lengths, "equal" if value_function == "first" else value_function)
     advantages, returns = gae(pool(values, lengths, value_function), macro_rewards, gamma, lam)
     blank = [0.0] * (width - count)
     return {

@@ -17,6 +17,7 @@ from macro_actions.types import MacroActions
 Stats = dict[str, Tensor]
 Count = Tensor | float | None  # denominator of a loss; None: the number of response tokens in these rows
 
+LARGEST_LOG_RATIO = 20.0  # far outside of every clip; the ratio of a long macro action may be infinite beyond
 LOSS_MEANS = ("token", "macro", "response", "length")
 
 
@@ -53,7 +54,7 @@ def policy_loss(
     log_ratio = torch.where(response_mask, new_logprobs - logprobs, 0.0)
     advantages = torch.where(response_mask, advantages, 0.0)
 
-    ratio = log_ratio.exp()
+    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()  # finite, as its gradient
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange_high)
     loss = (weights * torch.maximum(unclipped, clipped)).sum() / count

@@ -67,7 +67,7 @@ def pool_rewards(
         rewards: shape ``(B, R)``.
         macro: the segments.
         reduction: ``sum`` (the paper's §3.2.2 with ρ = 1) or ``mean`` (the released code).
-        value_function: σ of ``mean``.
+        value_function: σ of ``mean``. With ``first``, which says whose state has the value, tokens weigh equally.
 
     Returns:
         Shape ``(B, M)``, 0 off ``macro.mask``.
@@ -76,7 +76,7 @@ def pool_rewards(
         ValueError: the reduction is unknown.
     """
     if reduction == "mean":
-        return pool_values(rewards, macro, value_function)
+        return pool_values(rewards, macro, "equal" if value_function == "first" else value_function)
     if reduction != "sum":
         raise ValueError(f"reduction must be sum or mean, not {reduction!r}")
     rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
 from dschat.base.reply_cache import Reply
+from dschat.base.secrets import checked_secret
 from dschat.base.servers import is_local, open_client
 
 if TYPE_CHECKING:
@@ -131,10 +132,8 @@ def with_key(endpoint: Endpoint, given: str | None = None) -> Endpoint:
     if is_openai:
         keys[OPENAI_KEY] = os.environ.get(OPENAI_KEY)
     for source, value in keys.items():
-        key = (value or "").strip()
+        key = checked_secret(source, value)
         if key:
-            if not (key.isascii() and key.isprintable()) or " " in key:
-                raise UserError(f"{source} holds characters that no key has; copy it again.")
             _warn_if_unencrypted(endpoint, source)
             return replace(endpoint, key=key, key_source=source)
 

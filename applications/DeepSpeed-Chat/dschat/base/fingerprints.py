@@ -8,6 +8,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from dschat.base.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
+# Files of a model, its tokenizer and its templates; results may lie beside them.
+MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
 # Cache of fingerprints, since hashing a large vocabulary takes seconds: tokenizer → its length and special ids at that
 # time, and the fingerprint.
 _FINGERPRINTS: weakref.WeakKeyDictionary[Any, tuple[list[int | None], str]] = weakref.WeakKeyDictionary()
@@ -194,14 +196,18 @@ def _weight_samples(file: Path) -> Iterator[bytes]:
 def folder_stamp(path: str) -> str:
     """The path of a model and, for a folder, 12 hexadecimal digits that change when its files are written again.
 
-    For commands that resume only if the files are unchanged. Reads file sizes and times, not contents.
+    For commands that resume only if the files are unchanged. Reads file sizes and times, not contents. A model on the
+    hub has its commit instead.
     """
     folder = Path(path)
     if not folder.is_dir():
-        return path
+        commit = None
+        with suppress(OSError):
+            commit = hub_commit(path)
+        return f"{path} (commit {commit})" if commit else path
     stats = []
     for file in (*folder.iterdir(), *folder.glob("adapter/*")):
-        if file.is_file():
+        if file.suffix in MODEL_SUFFIXES:
             stat = file.stat()
             stats.append((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns))
     return f"{os.path.abspath(path)} (files {content_hash(repr(sorted(stats)))[:12]})"

@@ -152,14 +152,20 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole file, even if other processes write it at the same time. Raises UserError if it cannot."""
-    with reporting(str(path)), writing(path, shared=True) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(map(dump_row, rows))
+    with reporting(str(path)), writing(path, shared=True) as temporary:
+        _write(temporary, rows, path)
 
 
 def write_rows_once(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole file unless there is one; of several processes, the first one's stays. Raises UserError."""
-    with reporting(str(path)), writing_once(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(map(dump_row, rows))
+    with reporting(str(path)), writing_once(path) as temporary:
+        _write(temporary, rows, path)
+
+
+def _write(temporary: Path, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Writes a file that will be called `path`, compressed if that name ends in .gz."""
+    with gzip.open(temporary, "wb") if path.suffix == ".gz" else open(temporary, "wb") as file:
+        file.writelines(dump_row(row).encode() for row in rows)
 
 
 def read_object(file: Path) -> dict[str, Any]:

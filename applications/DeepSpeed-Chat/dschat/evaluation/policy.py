@@ -77,6 +77,9 @@ class SamplingPolicy:
 
         Returns:
             One list per number of a response, each in the order of the prompts.
+
+        Raises:
+            UserError: the model's logits are not finite.
         """
         prompts: list[list[int]] = []
         seeds: list[int] = []
@@ -85,7 +88,14 @@ class SamplingPolicy:
                 prompts.append(example.prompt_ids)
                 seeds.append(row_seed(self.seed, example.index, number))
 
-        rollout = self.sampler(prompts, self.sampling, seeds).rollout
+        generation = self.sampler(prompts, self.sampling, seeds)
+        num_bad = int(generation.bad_rows.sum())
+        if num_bad:
+            raise UserError(
+                f"--model: its logits are not finite for {num_bad} of {len(prompts)} responses. Give --dtype fp32 or"
+                " bf16, or another checkpoint: in training this one may have diverged."
+            )
+        rollout = generation.rollout
         responses = []
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
             text = decode_sampled(self.tokenizer, ids, finished)

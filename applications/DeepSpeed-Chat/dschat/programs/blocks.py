@@ -92,10 +92,10 @@ def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") 
         prompt: before the response; if it ends in `<think>`, the response begins with a thought.
 
     Returns:
-        The program; None if the response ends in a thought.
+        The program; None if the response ends in a thought, or its answer is blank.
     """
     start = answer_start(response, prompt)
-    if start is None:
+    if start is None or not response[start:].strip():
         return None
     lines = _lines(response, start)
     blocks = [block for block in _blocks(response, start, prompt) if not block.is_blank]

@@ -45,8 +45,8 @@ def run_programs(options: ProgramOptions) -> str:
         remark = f" ({left_out} problems left out, {untested} of them without tests)" if left_out else ""
         return rows, f"{len(rows)} problems{remark}: {_status_shares(rows)}: {options.result_path}"
 
-    settings = answering.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
-    settings |= {"temperature": temperature, "sandbox-level": pool.level}
+    settings = answering.settings | settings_of(options, ("num_return", "max_tests", "program_block", "sandbox_level"))
+    settings |= {"temperature": temperature}
     batches = selection.batches(options.generation.batch_size)
     part = RunPart(batches=batches, prepare=prepare)
     return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)

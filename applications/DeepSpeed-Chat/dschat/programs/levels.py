@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from dschat.base.errors import UserError
-from dschat.programs.sandbox import LEVELS, Level, SandboxJob, SandboxLimits, execute
+from dschat.programs.sandbox import LEVELS, Level, SandboxJob, SandboxLimits, bubblewrap, execute
 
 REMEDIES = {
     "bubblewrap": "install it (apt-get install bubblewrap) and allow unprivileged user namespaces",
@@ -97,7 +96,7 @@ def probe(level: Level) -> ProbeResult:
     """Runs a program at a level that looks for holes; once per process."""
     if sys.platform != "linux":
         return ProbeResult(f"{sys.platform} has none")
-    if level == "bubblewrap" and shutil.which("bwrap") is None:
+    if level == "bubblewrap" and bubblewrap() is None:
         return ProbeResult("there is no program bwrap")
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.NamedTemporaryFile(mode="w") as secret:
         secret.write("secret")

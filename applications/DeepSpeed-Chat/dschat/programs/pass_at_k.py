@@ -15,7 +15,7 @@ from dschat.base.jsonl import read_rows, text_of
 from dschat.base.statistics import Rate, bootstrap_ratio
 from dschat.data.known_sets import find_known
 from dschat.evaluation.page import OUTPUT, REPORT_NAME, Report, Table, write_report
-from dschat.evaluation.responses import FILE_FLAG
+from dschat.evaluation.responses import FILE_FLAG, model_names
 from dschat.programs.options import PassOptions
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
         UserError: a file is missing or malformed.
     """
     rows = []
-    for file in files:
+    for name, file in zip(model_names(files), files, strict=True):
         problems = _read_problems(file, dataset)
         for k in ks:
             few = (problems["samples"] < k).sum()
@@ -59,7 +59,7 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
         groups.pop("", None)
         groups[ALL] = problems
         for difficulty, group in groups.items():
-            row: dict[str, Any] = {"model": file.stem}
+            row: dict[str, Any] = {"model": name}
             row["dataset"] = datasets[0] if len(datasets) == 1 else ""
             row["difficulty"] = difficulty
             row["problems"] = len(group)

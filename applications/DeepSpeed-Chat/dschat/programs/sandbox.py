@@ -16,6 +16,7 @@ import marshal
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -299,7 +300,8 @@ def _command(level: Level, child_ends: tuple[int, int, int]) -> list[str]:
 
 def _bubblewrap(python: str, child_ends: tuple[int, int, int]) -> list[str]:
     """The command of bubblewrap, before that of the interpreter."""
-    command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
+    command = [bubblewrap() or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent"]
+    command += ["--cap-drop", "ALL", "--as-pid-1"]
     if os.geteuid() == 0:
         # The kernel does not limit root's threads, so the program gets a user of its own, whom this process maps.
         # Without these options bubblewrap maps the user who runs it.
@@ -314,13 +316,22 @@ def _bubblewrap(python: str, child_ends: tuple[int, int, int]) -> list[str]:
             command += ["--symlink", os.readlink(path), path]
         else:
             command += ["--ro-bind", path, path]
+    # Packages are hidden before what the child needs is put in place, which may be one of them.
+    for path in package_folders():
+        command += ["--tmpfs", path]
     for path in (python, str(HERE / "inside")):
         command += ["--ro-bind", path, path]
     for path in package_folders():
-        command += ["--tmpfs", path, "--remount-ro", path]
+        command += ["--remount-ro", path]
     for path in DEVICES:
         command += ["--dev-bind", path, path]
     return [*command, "--hostname", "sandbox", "--dir", WORK, "--chdir", WORK, "--remount-ro", "/"]
+
+
+@cache
+def bubblewrap() -> str | None:
+    """The program of the level "bubblewrap", which the child's empty environment would not find; None without it."""
+    return shutil.which("bwrap")
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:

@@ -118,7 +118,7 @@ def _title(command: Sequence[str]) -> str:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The variables of a subcommand: this number of threads unless set otherwise, and one GPU unless a flag says more."""
+    """The variables of a subcommand: this number of threads unless set otherwise, one GPU unless a flag says more."""
     return {"OMP_NUM_THREADS": str(threads), **os.environ, "NUM_GPUS": "1"}
 
 

@@ -10,6 +10,7 @@ from typing import cast
 
 from dschat.base.atomic import write_file
 from dschat.base.steps import STEPS
+from dschat.models.adapters import adapter_alone
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.record import RunRecord
 
@@ -77,6 +78,9 @@ from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({path!r})
 model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the adapter on its base
 """
+ADAPTER_ON_ADAPTER = """\
+# The base is an adapter itself, which peft would leave out without a word: open this folder with dschat, or train
+# without --no_merge_lora."""
 ADAPTER_OPTIONS = ", num_labels=1, pad_token_id=tokenizer.pad_token_id"  # the base's pad token may be another
 VALUES = """\
 inputs = tokenizer("prompt and response", return_tensors="pt")
@@ -203,6 +207,8 @@ def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
 
 def _example(model: CardModel) -> str:
     """Python code that opens the model and uses it once."""
+    if model.is_adapter and adapter_alone(model.base) is not None:
+        return ADAPTER_ON_ADAPTER
     if model.is_adapter:
         kind = "CausalLM" if model.is_policy else "SequenceClassification"
         options = "" if model.is_policy else ADAPTER_OPTIONS

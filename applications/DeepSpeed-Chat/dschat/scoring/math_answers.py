@@ -35,6 +35,7 @@ UNIT = rf"(?:(?:km|cm|mm|kg|mg|ml|lbs?|oz|ft|mph|hrs?|mins?|am|pm)\.?|(?: {WORD}
 VALUE = re.compile(rf"({NUMBER})({PERCENT}?) ?{UNIT}(?:\. .*)?")
 FRACTION = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 WORDS = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
+SECONDS = 1  # that math-verify may take for each of its steps, by SIGALRM: it works in the main thread alone
 LONGEST_EXPRESSION = 500  # characters that math-verify parses; a policy could fill seconds of each reward with more
 # LaTeX and other signs around a number that do not change it.
 SIGNS = {"−": "-", "{,}": ",", "\\%": "%", "\\$": "", "$": "", "\\!": "", "°": "", "\\,": "", "\\ ": " "}
@@ -163,7 +164,8 @@ def _same_expression(answer: str, reference: str) -> bool:
         return False
     # From a text that is no LaTeX the default would take any one number, such as the last of "10 | 12".
     latex = [LatexExtractionConfig()]
-    return bool(verify(parse(f"${reference}$", latex), parse(f"${answer}$", latex)))
+    expected, found = (parse(f"${text}$", latex, parsing_timeout=SECONDS) for text in (reference, answer))
+    return bool(verify(expected, found, timeout_seconds=SECONDS))
 
 
 @cache

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import math
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from dschat.base.errors import UserError
+from dschat.base.secrets import secret_of
 from dschat.base.trusted_hosts import TrustedHosts
 from dschat.scoring.score_request import BadRequest, ScoreRequest
 from dschat.settings.commands import ServeOptions
@@ -119,6 +120,7 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
         token: if not empty, requests for scores must send it as `Authorization: Bearer TOKEN`.
     """
     app = FastAPI(openapi_url=None)
+    one_at_a_time = asyncio.Lock()
 
     def is_trusted(request: Request) -> bool:
         header = request.headers.get("Authorization", "")
@@ -140,7 +142,10 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
             return _answer(error.status, {"error": str(error)}, {"Connection": "close"})
         except ClientDisconnect:  # or the server stops: without an answer, the client repeats the request
             return Response()
-        return await run_in_threadpool(answer_body, body)
+        async with one_at_a_time:
+            if await request.is_disconnected():  # its client does not wait any more, and may have repeated it
+                return Response()
+            return await run_in_threadpool(answer_body, body)
 
     def answer_body(body: bytes) -> Response:
         try:
@@ -171,7 +176,7 @@ def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, st
 class ScoreServer(uvicorn.Server):
     """Receives requests in threads; the model answers one after another.
 
-    At SIGTERM or Ctrl-C it answers pending requests, waiting at most `GRACE` seconds for incomplete ones.
+    At SIGTERM or Ctrl-C it answers what it can of the pending requests within `GRACE` seconds.
     """
 
     def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
@@ -237,6 +242,6 @@ def serve(options: ServeOptions) -> str:
     dtype = choose_dtype(options.dtype, device)
     reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
     note = f"scores of {options.model} on {device} ({dtype})"
-    app = application(Scorer(reader, options.max_tokens), options.model, os.environ.get(REWARD_TOKEN, ""))
+    app = application(Scorer(reader, options.max_tokens), options.model, secret_of(REWARD_TOKEN))
     ScoreServer(options.host, options.port, app, note).answer()
     return "stopped"

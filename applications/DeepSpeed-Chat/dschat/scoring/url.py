@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
+from dschat.base.secrets import secret_of
 from dschat.base.servers import open_client
 from dschat.run.stop import stopping_together
 from dschat.scoring.segments import ResponseNumbers, is_finite
@@ -48,6 +48,10 @@ TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
 
 class NoAnswerYet(Exception):
     """There is no answer yet, but there may be one later."""
+
+
+class TooSlow(NoAnswerYet):
+    """A request takes longer than --reward_timeout."""
 
 
 class WrongAnswer(Exception):
@@ -72,7 +76,7 @@ class UrlScores:
     model: None = None  # the self-check has no model to compare
 
     def __init__(self, settings: UrlSettings) -> None:
-        token = os.environ.get(REWARD_TOKEN)
+        token = secret_of(REWARD_TOKEN)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._settings = settings
         self._retries = RepeatedLines(logger.warning)
@@ -166,7 +170,7 @@ class UrlScores:
         try:
             answer = wait_for(lambda: self._client.post(settings.url, content=body, headers=headers), timeout)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise NoAnswerYet(f"no answer within {timeout:g} s (--reward_timeout)") from error
+            raise TooSlow(f"no answer within {timeout:g} s (--reward_timeout)") from error
         except httpx2.HTTPError as error:
             raise NoAnswerYet(f"no answer: {error}") from error
         status = answer.status_code
@@ -187,12 +191,11 @@ def _remedy(cause: Exception, has_segments: bool) -> str:
     if isinstance(cause, WrongAnswer):
         or_list = ", or a list with one for each of its segments" if has_segments else ""
         return f'It must answer {{"scores": [one finite number for each response{or_list}]}}, see docs/rewards.md.'
-    remedy = (
+    if isinstance(cause, TooSlow):
+        return "Lower --reward_batch or raise --reward_timeout, and resume with --resume_from_checkpoint."
+    return (
         "Start the server again (dschat serve) and resume with --resume_from_checkpoint, or raise --reward_patience."
     )
-    if has_segments:
-        remedy += " Macro actions are many texts: lower --reward_batch, or raise --reward_timeout."
-    return remedy
 
 
 def _excerpt(text: str) -> str:

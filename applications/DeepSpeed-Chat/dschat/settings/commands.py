@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of the servers, and of commands that have few."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dschat.base.errors import UserError
+from dschat.base.secrets import secret_of
 from dschat.base.servers import is_loopback
 from dschat.settings.flags import AT_LEAST_1, Range, check_values, flag
 from dschat.settings.rewards import REWARD_TOKEN
@@ -95,7 +95,7 @@ def require_token(host: str, variable: str, danger: str, where_given: str = ", h
         danger: what anyone who reaches the server could do, for the message.
         where_given: clause of the message that says where users give the token.
     """
-    if not is_loopback(host) and not os.environ.get(variable):
+    if not is_loopback(host) and not secret_of(variable):
         raise UserError(
             f"--host {host}: anyone who can reach it could {danger}. Set {variable} to a secret{where_given}, or keep"
             " 127.0.0.1."

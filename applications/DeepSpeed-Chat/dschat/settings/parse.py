@@ -39,7 +39,7 @@ Text = str | list[str]  # of a flag with one value, or of one with several
 logger = logging.getLogger(__name__)
 DEFAULT = "default"
 PRINTS = ("--print_config", "--print-config")
-# Flags that say what happens to a folder, a checkpoint or a repository, which a repeated run must not do to them again.
+# Flags that say what happens to a folder, a checkpoint or a repository: a repeated run must not do it again.
 OF_ONE_START = ("overwrite_output_dir", "resume_from_checkpoint", "push_to_hub")
 
 

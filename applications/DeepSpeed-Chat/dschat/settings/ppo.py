@@ -249,15 +249,6 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig], ...] = (
         " --macro_reward sum.",
     ),
     Rule(
-        lambda config: (
-            config.dilutes_score
-            and config.estimator.value_function == "first"
-            and "value_function" in config.advantages.needs.reads
-        ),
-        "--macro_reward mean with --value_function first gives no weight to the score, which is on the last token:"
-        " add --isolate_last_token.",
-    ),
-    Rule(
         lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
         "--length_buffer {length_buffer} is longer than a response: give at most --max_answer_seq_len"
         " {max_answer_seq_len}.",
@@ -459,13 +450,16 @@ class PPOConfig(CommonConfig):
         """Whether the scale of scores does not matter: they are divided by their deviation, or no scores are read."""
         if self.advantages.needs.rescales_scores or not self.advantages.needs.scores:
             return True
-        return self.loss.kl_in == "loss" and self.advantages.normalized_over is not None
+        is_without_kl = self.loss.kl_in == "loss" or self.advantages.needs.kl_apart
+        return is_without_kl and self.advantages.normalized_over is not None
 
     @property
     def dilutes_score(self) -> bool:
         """Whether the score is averaged with other tokens of its macro action."""
         if self.estimator.macro_reward != "mean" or not self.advantages.needs.scores:
             return False
+        if self.estimator.value_function == "unit" and "value_function" in self.advantages.needs.reads:
+            return False  # the mean has the weight of the last token alone
         return not (self.termination.isolate_last_token or self.termination.has_single_tokens)
 
     def check_installed(self) -> None:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from dschat.base.errors import UserError
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, default_of, flag
@@ -149,6 +150,8 @@ def require_vllm() -> None:
 
 def _check_server_urls(config: Any) -> None:
     """Raises UserError unless the servers of vLLM have valid and different addresses."""
+    from dschat.base.servers import is_loopback
+
     urls = config.vllm.vllm_url or []
     for url in urls:
         if not SERVER.fullmatch(url):
@@ -156,7 +159,12 @@ def _check_server_urls(config: Any) -> None:
                 f"--vllm_url {url} is not an address of a server: give one such as http://127.0.0.1:8000, without a"
                 " path, a user's name or a password."
             )
-    if len(set(urls)) < len(urls):
+    servers = set()
+    for url in urls:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        servers.add(("localhost" if is_loopback(host) else host, parts.port))
+    if len(servers) < len(urls):
         raise UserError("--vllm_url: give each server once.")
 
 

@@ -329,7 +329,7 @@ CONDITIONS: dict[str, Callable[[Course], bool]] = {
     "max_kl": lambda course: course.now["objective/kl"] > course.flag("max_kl"),
     "length": _follows_length,
     "scale": _is_outweighed,
-    "counted": lambda course: course.now["policy/counted"] == 0,
+    "counted": lambda course: course.now["policy/counted"] == 0 and course.now["response/eos_rate"] != 0,
     "episodes": lambda course: "episode/turns" in course.now and _ends_no_more(course),
     "repetition": lambda course: _repeats(course.now) and course.first["response/repetition"] <= LIMITS.repetition,
     "repeating model": lambda course: _repeats(course.now) and _repeats(course.first),

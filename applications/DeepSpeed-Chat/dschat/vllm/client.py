@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dschat.base.errors import ServerLost, UserError
+from dschat.base.secrets import secret_of
 from dschat.base.servers import open_async_client, open_client
 from dschat.run.distributed import gather_objects
 from dschat.vllm.requests import ResponseRequest, VllmResponse
@@ -71,7 +71,7 @@ class ServerClient:
     def __init__(self, urls: Sequence[str]) -> None:
         """Takes addresses without a path; sends nothing yet. Raises UserError if one is invalid."""
         self.urls = [url.rstrip("/") for url in urls]
-        token = os.environ.get(TOKEN)
+        token = secret_of(TOKEN)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = {url: open_client(url, FLAG, POST_TIMEOUT, self.headers) for url in self.urls}
 
@@ -81,7 +81,7 @@ class ServerClient:
             answer = self._http[url].get(url + "/run", timeout=HEALTH_TIMEOUT)
         except httpx2.HTTPError as error:
             raise lost(url, f"does not answer: {error or type(error).__name__}") from error
-        if answer.status_code in (401, 500, *UNAVAILABLE):
+        if answer.status_code in (400, 401, 500, *UNAVAILABLE):
             _check_status(url, answer)
         if answer.status_code == 200:
             with suppress(TypeError, ValueError):  # a server of another kind may answer anything

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dschat.base.secrets import secret_of
 from dschat.base.trusted_hosts import PROBLEM, is_trusted
 from dschat.vllm.client import GENERATE, LOADING, TOKEN, UPDATE_WEIGHTS, VERSION_HEADER, WEIGHT_HEADER, WEIGHT_ROUTES
 
@@ -47,7 +47,7 @@ class Gate:
     def __init__(self, app: ASGIApp) -> None:
         """Takes the application behind the gate."""
         self._app = app
-        self._token = os.environ.get(TOKEN, "")
+        self._token = secret_of(TOKEN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request itself, or passes it on."""

@@ -93,10 +93,6 @@ class MacroActionsConfig:
         value_weights(macro, self.value_function)
         pool_rewards(token, macro, self.macro_reward)
         macro_logprobs(token, macro, self.policy_ratio)
-        if self.macro_reward == "mean" and self.value_function == "first":
-            raise ValueError(
-                "macro_reward mean with value_function first gives no weight to a score on the last token"
-            )
 
     def ends(
         self,
