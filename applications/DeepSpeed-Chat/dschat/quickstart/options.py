@@ -41,6 +41,7 @@ class QuickstartOptions(ExampleFlags):
     all: bool = flag(
         "run step 3 three times more, with critics that start from the SFT model; not with --model", False
     )
+    seed: int = flag("random seed of data, model and training; 0 to 9 are those of docs/results-tables.md", 0, SEED)
     num_gpus: Literal[1, 2, 4, 8] = flag(
         "number of training processes, one per GPU, or on the CPU", 1, environment="NUM_GPUS"
     )
