@@ -62,13 +62,16 @@ def test_what_is_left_out_is_counted_by_reason():
         with_text(first, 5, long),
         with_text(second, 3, long),
         with_text(second, 5, long),  # not read
+        row() | {f"{first}_finished": [True, False, True]},
+        row() | {f"{second}_finished": [False, True, False]},  # not those of turn h
     ]
     _, kept, left_out = tokenized(*rows, total_length=120)
-    assert len(kept) == 2
+    assert len(kept) == 3
     assert left_out == {
         "a turn could not be scored": 2,
         "both replies are the same": 1,
         "a reply is empty": 1,
+        "a reply was cut off": 1,
         "the first dialogue is too long": 1,
         "the second dialogue is too long up to its turn": 1,
     }

@@ -78,6 +78,10 @@ FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_ne
         ("**Question**: b?", "b?"),
         ("**QUESTION: Is **b** so?**", "Is **b** so?"),
         ("Question:**b** is?", "**b** is?"),
+        ("Question: Thanks! One more question: is 1 a prime?", "Thanks! One more question: is 1 a prime?"),
+        ("Because.\n**question:** b?", "b?"),
+        ('<think>\nI write "Question:" and then\n</think>\n\nQuestion: b?', "b?"),
+        ('<think>\nI write "Question:" and then', None),
     ],
 )
 def test_the_question_stands_behind_the_last_mark(text, question):
@@ -85,7 +89,7 @@ def test_the_question_stands_behind_the_last_mark(text, question):
 
 
 def test_an_answer_without_a_mark_is_the_question_if_it_is_complete():
-    assert question_of(" b?\n", is_complete=True) == "b?"
+    assert question_of(" b?\n", is_complete=True) == question_of("<think>a</think>\nb?", is_complete=True) == "b?"
     assert question_of("The user would say this because", is_complete=False) is None
 
 

@@ -32,6 +32,7 @@ FINISHED = "_finished"  # suffix of the column that says for each sampled reply 
 
 # Reasons why a pair is left out.
 SAME_REPLY = "both replies are the same"
+CUT_REPLY = "a reply was cut off"
 EMPTY_REPLY = "a reply is empty"
 FIRST_TOO_LONG = "the first dialogue is too long"
 SECOND_TOO_LONG = "the second dialogue is too long up to its turn"
@@ -47,6 +48,8 @@ class DialoguePair:
     last: int  # L, h ≤ L < H: the rewards at the end of this turn are compared
     first_rewards: list[float]  # reward at the end of each turn; empty before the dialogue is scored
     second_rewards: list[float]
+    first_finished: list[bool]  # whether each reply ended; else it was cut
+    second_finished: list[bool]
     origin: str  # file and row, for messages
 
 
@@ -100,7 +103,11 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     if scored:
         first_rewards = _read_rewards(raw, FIRST + REWARD, turns, origin)
         second_rewards = _read_rewards(raw, SECOND + REWARD, turns, origin)
-    return DialoguePair(first, second, turn, last, first_rewards, second_rewards, origin)
+    first_finished = _read_finished(raw, FIRST + FINISHED, turns, origin)
+    second_finished = _read_finished(raw, SECOND + FINISHED, turns, origin)
+    return DialoguePair(
+        first, second, turn, last, first_rewards, second_rewards, first_finished, second_finished, origin
+    )
 
 
 def _read_rewards(raw: Mapping[str, Any], column: str, turns: int, origin: str) -> list[float]:
@@ -112,6 +119,17 @@ def _read_rewards(raw: Mapping[str, Any], column: str, turns: int, origin: str) 
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise UserError(f"{origin}: a reward must be a number, not {reward!r}; {FAILED:g} marks one that failed.")
     return list(map(float, rewards))
+
+
+def _read_finished(raw: Mapping[str, Any], column: str, turns: int, origin: str) -> list[bool]:
+    """Whether each reply of a dialogue ended; a row need not say it. Raises UserError for another value."""
+    finished = raw.get(column)
+    if finished is None:
+        return [True] * turns
+    is_list = isinstance(finished, list) and len(finished) == turns
+    if not is_list or not all(isinstance(value, bool) for value in finished):
+        raise UserError(f"{origin}: {column} must be a list with true or false for each of the {turns} turns.")
+    return list(finished)
 
 
 def tokenize_pairs(
@@ -152,6 +170,8 @@ def _unusable(pair: DialoguePair) -> str:
     second_reply = pair.second[2 * pair.turn + 1]["content"]
     if FAILED in pair.first_rewards or FAILED in pair.second_rewards:
         return NOT_SCORED
+    if not (pair.first_finished[pair.turn] and pair.second_finished[pair.turn]):  # as tokens both would end
+        return CUT_REPLY
     if first_reply == second_reply:
         return SAME_REPLY
     if not first_reply.strip() or not second_reply.strip():

@@ -15,6 +15,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
 from dschat.data.dialogues import Message, check_dialogue, encode_states
+from dschat.data.messages import messages_of_text
 from dschat.data.rows import check_text, in_words
 from dschat.data.turn_end import turn_end
 from dschat.evaluation.generate_options import TokenSamplerFlags
@@ -272,6 +273,9 @@ def _first(raw: Any, origin: str) -> Message:
             )
     elif columns.get("prompt") is not None:
         content = columns["prompt"]
+        messages = messages_of_text(content) if isinstance(content, str) else None
+        if messages:
+            return messages[0]
     else:
         names = ", ".join(map(repr, columns)) or "none"
         raise UserError(f"{origin}: no column 'messages', 'trajectory' or 'prompt' among {names}.")

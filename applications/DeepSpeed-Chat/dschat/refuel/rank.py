@@ -34,7 +34,7 @@ from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.refuel.data_options import MaskOptions, RankOptions
 from dschat.refuel.datasets import RECORD, OutputLocation, digest, make_rows, open_rows
-from dschat.refuel.dialogue_pairs import FINISHED, FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
+from dschat.refuel.dialogue_pairs import FIRST, REWARD, SECOND, read_dialogue_pair, tokenize_pairs
 from dschat.refuel.scores import DialogueScores, function_scores, reward_model_scores
 from dschat.refuel.token_pairs import FAILED
 from dschat.scoring.reward_tokenizer import load_reward_tokenizer
@@ -130,21 +130,13 @@ def _both_sides(row: dict[str, Any], origin: str) -> BothSides:
     """The beginnings of both dialogues of a row, which ends with each reply; a row need not say which were cut.
 
     Raises:
-        UserError: the row holds no pair of dialogues, or FINISHED is not one boolean for each reply.
+        UserError: the row holds no pair of dialogues.
     """
     pair = read_dialogue_pair(row, origin, scored=False)
     data_row = Row(None, None, None, None, row, origin)
     sides: BothSides = {}
-    for column, dialogue in ((FIRST, pair.first), (SECOND, pair.second)):
-        turns = len(dialogue) // 2
-        finished = row.get(column + FINISHED)
-        if finished is None:
-            finished = [True] * turns
-        is_list = isinstance(finished, list) and len(finished) == turns
-        if not is_list or not all(isinstance(value, bool) for value in finished):
-            raise UserError(
-                f"{origin}: {column}{FINISHED} must be a list with true or false for each of the {turns} turns."
-            )
+    pairs = ((FIRST, pair.first, pair.first_finished), (SECOND, pair.second, pair.second_finished))
+    for column, dialogue, finished in pairs:
         beginnings: list[Beginning] = []
         for turn, has_end in enumerate(finished):
             beginnings.append(Beginning(dialogue[: 2 * turn + 2], has_end, data_row))

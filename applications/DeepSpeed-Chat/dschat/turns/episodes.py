@@ -189,6 +189,9 @@ class EpisodePlayer:
                 live_episodes = [episodes[number] for number in live]
                 turns.append(self._sample_replies(sampler, live_episodes))
                 self._answer(live_episodes, [processes[number] for number in live])
+                for number in live:
+                    if episodes[number].is_over:
+                        processes[number].close()
         self._warn_of_failures(episodes)
         return episodes, turns
 

@@ -42,6 +42,7 @@ class UserRequestFlags:
         "longest answer of the user's model in tokens, its justification included",
         1024,
         AT_LEAST_1,
+        FREE,
         only_with="user_server",
     )
     user_temperature: float = flag(

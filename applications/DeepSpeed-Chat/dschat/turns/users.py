@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MARK = "Question:"
-# Models also write it in bold type: **Question:** or **Question**:
-MARK_PATTERN = re.compile(r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE)
+# Models also write it in bold type: **Question:** or **Question**:. A message may say "one more question:" itself.
+MARK_PATTERN = re.compile(r"(?:\bQuestion|\bQUESTION|^\W*question)(?:\**:\*+(?!\S)|\**:)", re.MULTILINE)
+THOUGHT_START = "<think>"
+THOUGHT_END = "</think>"
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
 
 {{dialogue}}
@@ -60,15 +62,23 @@ class SimulatedUser:
 
 def simulator_prompt(dialogue: Dialogue) -> str:
     """The prompt of the model that plays the user."""
-    messages = "\n\n".join(f"### {message['role']}: {message['content']}" for message in dialogue)
+    messages = "\n\n".join(f"### {message['role']}: {without_thoughts(message['content'])}" for message in dialogue)
     return INSTRUCTIONS.replace("{dialogue}", messages)
+
+
+def without_thoughts(text: str) -> str:
+    """What follows the thoughts of an answer; the whole text if it has none."""
+    return text.rpartition(THOUGHT_END)[2].lstrip() if THOUGHT_END in text else text
 
 
 def question_of(text: str, is_complete: bool) -> str | None:
     """The user's message in a model's answer: what follows the last "Question:", or a whole answer without one.
 
-    None if it is empty, or if the answer was cut off before it.
+    Thoughts are no part of it. None if it is empty, or if the answer was cut off before it.
     """
+    text = without_thoughts(text)
+    if text.lstrip().startswith(THOUGHT_START):
+        return None
     *before, message = MARK_PATTERN.split(text)
     if not before and not is_complete:
         return None
