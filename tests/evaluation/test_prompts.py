@@ -189,7 +189,7 @@ def trained(tmp_path):
 
 
 def held_out_of(path, share):
-    (source,) = hold_out([read_source(path)], share)
+    source = hold_out(read_source(path), share)
     return [row.prompt for row in source.eval]
 
 

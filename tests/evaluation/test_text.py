@@ -163,7 +163,7 @@ def test_held_out_rows_are_those_of_the_run(place):
         ("default", {"model": [str(place / "policy1")], "split": "eval"}, 3),
         ("both", {"model": [str(trained)], "checkpoints": run}, 6),
     ):
-        (source,) = hold_out([read_source(place / "many.jsonl")], count / 60)
+        source = hold_out(read_source(place / "many.jsonl"), count / 60)
         expected = [row.prompt for row in source.eval]
         rows = measure(place, name, **flags, **own)
         assert [row["prompt"] for row in rows] == expected * len({row["model"] for row in rows})

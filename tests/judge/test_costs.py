@@ -103,6 +103,6 @@ def test_bad_files(server, tmp_path):
     write_jsonl(tmp_path / "other.jsonl", rows_of(GOOD_B, prefix="q"))
     with pytest.raises(UserError, match=r"a\.jsonl:1: no row of --model_name_b .*other\.jsonl"):
         judged(server, tmp_path, models=("a", "other"))
-    with pytest.raises(UserError, match=r"--output .*a\.jsonl is the file of --model_name_a"):
+    with pytest.raises(UserError, match=r"--output .*a\.jsonl has the name of --model_name_a"):
         judged(server, tmp_path, output="a.jsonl")
     assert server.bodies == []

@@ -153,7 +153,7 @@ def test_files_that_do_not_fit_together(files, tmp_path):
         (b, "o.jsonl", ["--dry_run"], "--by_scores asks no judge and costs nothing"),
         (b, "o.jsonl", ["--max_tokens", "64"], "costs nothing: leave --max_tokens out"),
         (b, "o.jsonl", ["--concurrency", "2"], "costs nothing: leave --concurrency out"),
-        (b, "a.jsonl", [], "is the file of --model_name_a"),
+        (b, "a.jsonl", [], "has the name of --model_name_a"),
     ):
         with pytest.raises(UserError, match=message):
             compare(a, second, tmp_path / output, "--by_scores", *words)

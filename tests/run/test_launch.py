@@ -25,6 +25,7 @@ END
 """
 HERE = {"node_rank": 0, "master_addr": "10.0.0.1"}
 PORT = ["--master_port", "29500"]
+PORT_HERE = {"master_port": 29501}
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,14 @@ def test_gpus_are_found(visible, count, programs, monkeypatch):
     """The ranks inherit the variable; each takes the visible GPU of its number."""
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert started() == LaunchPlan(count, count)
+    assert started(**PORT_HERE) == LaunchPlan(count, count, master_port=29501)
+
+
+def test_runs_on_one_machine_take_free_ports():
+    """Unless one is given: two runs that start together would otherwise join each other."""
+    plans = [started(num_gpus=1), started(num_gpus=1)]
+    assert 29500 not in [plan.master_port for plan in plans]
+    assert started(num_gpus=1, num_nodes=1, node_rank=0, **PORT_HERE) == LaunchPlan(1, 1, master_port=29501)
 
 
 def test_some_of_the_visible_gpus(monkeypatch):
@@ -136,7 +144,7 @@ def test_a_batch_script_of_several_machines(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="SLURM_JOB_NUM_NODES=2, .* machine of the job alone: start .* --num_nodes 1"):
         started()
-    assert started(num_nodes=1) == LaunchPlan(2, 2)
+    assert started(num_nodes=1, **PORT_HERE) == LaunchPlan(2, 2, master_port=29501)
     assert started(num_nodes=2, **HERE) == LaunchPlan(4, 2, 0, "10.0.0.1")
     hosts = hosts_of("first slots=2\nsecond slots=2\n")
     assert started(hostfile=hosts).world_size == 4

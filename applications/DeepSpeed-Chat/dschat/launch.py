@@ -119,12 +119,23 @@ def plan_launch(flags: LaunchFlags, machine: ClusterNode | None) -> LaunchPlan:
         return _plan_machine(flags, machine)
     if flags.hostfile:
         return _plan_hostfile(flags, flags.hostfile)
-    if flags.node_rank is not None or (flags.num_nodes or 1) > 1:
+    is_alone = flags.num_nodes == 1 and flags.node_rank == 0
+    if not is_alone and (flags.node_rank is not None or (flags.num_nodes or 1) > 1):
         return _plan_machine(flags, _machine_of_flags(flags))
     if flags.num_nodes is None:
         check_alone(os.environ)
     count = _count_ranks(flags)
-    return LaunchPlan(count, count, master_port=flags.master_port)
+    return LaunchPlan(count, count, master_port=_port_here(flags))
+
+
+def _port_here(flags: LaunchFlags) -> int:
+    """The port of a run on this machine alone: the one that --master_port gives, or else any that is free."""
+    if flags.master_port != default_of(LaunchFlags, "master_port"):
+        return flags.master_port
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def check_against_rank(flags: LaunchFlags, rank: Rank) -> None:
@@ -189,7 +200,7 @@ def _plan_hostfile(flags: LaunchFlags, hostfile: str) -> LaunchPlan:
     source = f"--num_gpus {flags.num_gpus} (NUM_GPUS)" if flags.num_gpus else f"--hostfile {hostfile}"
     _check_visible(min(slots), source)  # this machine has at least so many
     if len(slots) == 1:
-        return LaunchPlan(slots[0], slots[0], master_port=flags.master_port)
+        return LaunchPlan(slots[0], slots[0], master_port=_port_here(flags))
     if flags.log_dir:
         raise UserError(f"--log_dir {flags.log_dir} does not reach the machines of --hostfile: leave one of them out.")
     visible = _visible_gpus()

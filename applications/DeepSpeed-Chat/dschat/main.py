@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
@@ -205,7 +205,7 @@ class TrainingProcess(Generic[Config]):
             logging.getLogger("dschat").setLevel(logging.NOTSET)  # `run_script` has set it in a task of srun
         output = RunOutput(self._step, config, plan)
         self._output = output
-        with _disk_errors_reported(config):
+        with _disk_errors_reported(config), closing(output):
             train = self._load_step()
             train(config, output)
             output.finish()

@@ -156,9 +156,16 @@ def _folder_hash(folder: Path, hashed: tuple[Path, ...]) -> str:
 
 
 def _find_config(folder: Path) -> Path:
-    """The config of the model in a folder or, if there is none, of the adapter."""
+    """The config of the model in a folder or, if there is none, of the adapter.
+
+    Some programs write the base model's config.json beside an adapter's weights.
+    """
     model_config = folder / "config.json"
-    for config in (model_config, folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"):
+    adapter_config = folder / "adapter_config.json"
+    weights = [file.name for file in folder.glob("*.safetensors")]
+    if adapter_config.is_file() and weights == ["adapter_model.safetensors"]:
+        return adapter_config
+    for config in (model_config, adapter_config, folder / "adapter" / "adapter_config.json"):
         if config.is_file():
             return config
     return model_config

@@ -28,7 +28,7 @@ DATASET_DICT = "dataset_dict.json"  # `save_to_disk` writes it for several split
 DATASET = "state.json"  # for a single data set
 LARGEST_CSV_ROW = 1 << 26  # bytes
 # Files of the hub that tell their split: by their own name, data/train_sft-00000-of-00002.parquet,
-SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5}).*")
 # or on the branch of converted files by that of their folder, default/train_sft/0000.parquet.
 CONVERTED_FILE = re.compile(r"\d{4}\.parquet")
 
@@ -87,12 +87,14 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _require_one_split(folder: Path, files: list[Path]) -> None:
-    """Raises UserError if the files are of several splits of a data set of the hub, whose names tell the splits."""
+    """Raises UserError if the files, whose names on the hub tell it, are of several splits or not all of one."""
     splits = set()
+    numbers: dict[str, set[int]] = {}  # by how many files there should be
     for file in files:
         shard = SHARD.fullmatch(file.name)
         if shard is not None:
             splits.add(shard[1])
+            numbers.setdefault(shard[3], set()).add(int(shard[2]))
         elif CONVERTED_FILE.fullmatch(file.name):
             splits.add(file.parent.name)
     splits = {name for name in splits if name.startswith((TRAIN_PREFIX, *EVAL_PREFIXES))}
@@ -101,6 +103,16 @@ def _require_one_split(folder: Path, files: list[Path]) -> None:
             f"--data_path {folder}: it holds files of the splits {', '.join(sorted(splits))}; give a folder that "
             "holds the files of one of them."
         )
+    if len(numbers) > 1:
+        raise UserError(
+            f"--data_path {folder}: its files are of {' and of '.join(sorted(numbers))}; keep one edition."
+        )
+    for count, present in numbers.items():
+        missing = sorted(set(range(int(count))) - present)
+        if missing:
+            raise UserError(
+                f"--data_path {folder}: number {missing[0]:05} of {count} files is missing; download the whole folder."
+            )
 
 
 def suffix_of(file: Path) -> str:

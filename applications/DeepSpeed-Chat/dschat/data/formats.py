@@ -26,6 +26,7 @@ from dschat.data.messages import (
     check_messages,
     conversation_row,
     message_text,
+    messages_of_text,
     template_arguments,
     without_nulls,
 )
@@ -136,10 +137,17 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
     if columns is not raw:
         row = replace(row, extra=raw)
     if row.prompt is not None and keys.apply_chat_template:
-        messages = [{"role": "user", "content": row.prompt}]
+        messages = messages_of_text(row.prompt)
+        if messages:  # replies of HH-RLHF begin with the blank behind "Assistant:"
+            row = replace(row, chosen=_stripped(row.chosen), rejected=_stripped(row.rejected))
         arguments = template_arguments(without_nulls(raw) if fills_nulls else raw, origin)
+        messages = messages or [{"role": "user", "content": row.prompt}]
         row = replace(row, prompt=None, messages=messages, template_arguments=arguments)
     return row
+
+
+def _stripped(reply: str | None) -> str | None:
+    return None if reply is None else reply.strip()
 
 
 def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | SkipReason:
@@ -231,7 +239,9 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
             list; names the row and the columns.
     """
     prompt: str | Messages | None = raw.get(keys.prompt_key)
-    if isinstance(prompt, list):
+    if prompt is None and isinstance(raw.get(keys.messages_key), list):
+        prompt = check_messages(raw[keys.messages_key], keys.messages_key, "--messages_key", origin)
+    elif isinstance(prompt, list):
         prompt = check_messages(prompt, keys.prompt_key, "--prompt_key", origin)
     elif prompt is not None:
         check_text(prompt, f"column {keys.prompt_key!r}", origin)
@@ -292,7 +302,7 @@ def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
         if name == CONVERSATION:
             read_columns.add(chat_formats.sharegpt_keys(raw, keys).messages_key)
         else:
-            read_columns.add(keys.prompt_key)
+            read_columns.add(keys.messages_key if raw.get(keys.prompt_key) is None else keys.prompt_key)
     if row.messages is not None:
         read_columns.update(TEMPLATE_COLUMNS)
     unread: list[str] = []

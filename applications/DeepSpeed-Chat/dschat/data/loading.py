@@ -37,7 +37,7 @@ from dschat.data.files import os_error_behind
 from dschat.data.notes import warn_of_plain_prompts, warn_of_responses
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.rows import RawSource
-from dschat.data.sources import Share, load_share, open_source, split_for
+from dschat.data.sources import Share, is_published, load_share, open_source, split_for
 from dschat.data.tokenised import Examples, NotStorable, encode_rows, open_table
 from dschat.models.template_date import date_note, date_read_by
 from dschat.settings.common import CommonConfig
@@ -149,6 +149,7 @@ class ExampleLoader(Generic[E]):
             "sources": sources,
             "data_path": data.data_path,
             "splits": [split_for(path, data.data_split) for path in data.data_path],
+            "published": [is_published(path) for path in data.data_path],
             "eval share": data.eval_share,
             "step": self._config.step,
             "columns": asdict(self._config.columns),

@@ -74,8 +74,7 @@ def require_training_rows(raw: RawSource, path: str | Path) -> Iterable[tuple[st
 
 def load_source(path: str | Path, keys: ColumnFlags | None = None, show: bool = False) -> Source:
     """Reads one source, of which 5 % are held out if it has no evaluation rows; see `read_source` and `hold_out`."""
-    (source,) = hold_out([read_source(path, keys, show)])
-    return source
+    return hold_out(read_source(path, keys, show))
 
 
 def read_source(
@@ -132,26 +131,35 @@ def read_source(
     )
 
 
-def hold_out(sources: Sequence[Source], share: float = EVAL_SHARE, shuffle: bool = True) -> list[Source]:
-    """The sources of a run, with evaluation rows held out of those that have none, in every run the same.
-
-    A prompt that is held out of one source is not trained on from another one. Published sets keep their own split.
+def hold_out(source: Source, share: float = EVAL_SHARE, shuffle: bool = True) -> Source:
+    """A source with evaluation rows: its own, or a share of its rows in whole prompts, in every run the same.
 
     Args:
-        sources: from `read_source`.
+        source: from `read_source`.
         share: fraction of the rows that is held out.
         shuffle: whether prompts are held out at random, instead of the last ones.
     """
-    split_sources = []
-    chosen: set[str] = set()  # prompts that are held out here
-    given: set[str] = set()  # prompts of sources' own evaluation rows
+    return source if source.has_eval_rows else _split_off(source, share, shuffle)
+
+
+def keep_apart(parts: Sequence[Source], sources: Sequence[Source]) -> list[Source]:
+    """A step's parts of sources, without training rows whose prompt is an evaluation row of another source.
+
+    They are removed after each source was divided among the steps, so that other sources beside it do not change which
+    step has a row. Published sets keep their own split.
+
+    Args:
+        parts: a step's rows of each source.
+        sources: the whole sources, from `hold_out`.
+    """
+    prompts: list[set[str]] = []
     for source in sources:
-        split_source = source if source.has_eval_rows else _split_off(source, share, shuffle)
-        split_sources.append(split_source)
-        if source.prompt_of is not None:
-            prompts = given if source.has_eval_rows else chosen
-            prompts.update(map(source.prompt_of, split_source.eval))
-    return [_without_prompts(source, chosen if source.has_eval_rows else chosen | given) for source in split_sources]
+        prompts.append(set() if source.prompt_of is None else set(map(source.prompt_of, source.eval)))
+    apart = []
+    for number, part in enumerate(parts):
+        elsewhere = set().union(*prompts[:number], *prompts[number + 1 :])
+        apart.append(_without_prompts(part, elsewhere))
+    return apart
 
 
 def _split_off(source: Source, share: float, shuffle: bool) -> Source:
@@ -453,11 +461,20 @@ def read_share(
     held_out: list[list[Row]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
-    whole_sources = [read_source(path, keys, show, to_train=True) for path in paths]
-    for path, source in zip(paths, hold_out(whole_sources, eval_share, shuffle), strict=True):
-        split = split_for(path, data_split, published_split)
-        source_train = step_rows(source.train, split, step, source.prompt_of, shuffle)
-        source_eval = step_rows(source.eval, split, step, source.prompt_of, shuffle)
+    whole_sources = [hold_out(read_source(path, keys, show, to_train=True), eval_share, shuffle) for path in paths]
+    splits = [split_for(path, data_split, published_split) for path in paths]
+    parts = []
+    for source, split in zip(whole_sources, splits, strict=True):
+        parts.append(
+            replace(
+                source,
+                train=step_rows(source.train, split, step, source.prompt_of, shuffle),
+                eval=step_rows(source.eval, split, step, source.prompt_of, shuffle),
+            )
+        )
+    for source, split in zip(keep_apart(parts, whole_sources), splits, strict=True):
+        source_train = source.train
+        source_eval = source.eval
         train += source_train
         held_out.append(source_eval)
         files += source.files

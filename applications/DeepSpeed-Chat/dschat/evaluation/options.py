@@ -63,11 +63,11 @@ class VoteFlags:
 
 
 def check_output_is_no_input(options: Any) -> None:
-    """Raise UserError if the verdicts would replace a file of responses."""
+    """Raise UserError if the verdicts, or a report named after them, would replace a file of responses."""
     compared = options.compared
     for name, file in (("model_name_a", compared.model_name_a), ("model_name_b", compared.model_name_b)):
-        if file.resolve() == compared.output.resolve():
-            raise UserError(f"--output {compared.output} is the file of --{name}; give another one.")
+        if file.resolve().with_suffix("") == compared.output.resolve().with_suffix(""):
+            raise UserError(f"--output {compared.output} has the name of --{name}; give another one.")
 
 
 class VoteOptions(Config):

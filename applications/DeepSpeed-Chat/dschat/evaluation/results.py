@@ -232,7 +232,7 @@ def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
     low = float(result.kappa_low)
     high = float(result.kappa_upp)
     # Where the raters never (or always) differ, the formula's standard error is 0, which is no interval.
-    if not low < high:
+    if high - low < 1e-6:
         return MeanInterval(float(result.kappa))
     return MeanInterval(float(result.kappa), max(-1.0, low), min(1.0, high))
 

@@ -189,6 +189,14 @@ def first_score(labels: Labels) -> tuple[str, str]:
     return next(iter(labels.items()))
 
 
+def is_scored_alike(runs: Runs, metric: str) -> bool:
+    """Whether the runs' scores come from the same models and functions, as far as flags tell."""
+    flags = ["metric_function"]
+    if metric == "scores":
+        flags = [*(source.flag for source in SCORE_SOURCES), "reward_weights"]
+    return all(run.config.get(flag) == runs[0].config.get(flag) for run in runs for flag in flags)
+
+
 def headline(runs: Runs, labels: Labels) -> str:
     """The result in one sentence: the first of the scores before and after training, and whether two runs differ."""
     metric, label = first_score(labels)
@@ -202,7 +210,8 @@ def headline(runs: Runs, labels: Labels) -> str:
             verb = "lowered" if end < start else "raised"
         clauses.append(f"{run.name} {verb} {subject} from {start:.3f} to {end:.3f}")
         subject = "it"
-    difference = _difference(runs[0], runs[1], metric) if len(runs) == 2 else None
+    is_compared = len(runs) == 2 and is_scored_alike(runs, metric)
+    difference = _difference(runs[0], runs[1], metric) if is_compared else None
     if difference is not None:
         is_clear = abs(difference.mean) > 2 * (difference.error or 0)
         size = Estimate(abs(difference.mean), difference.error).text()
@@ -220,8 +229,10 @@ def _difference(run: RunData, other: RunData, metric: str) -> Estimate | None:
 
 
 def compare_runs(runs: Runs, labels: Labels) -> list[str]:
-    """Sentences about the first of the scores: the best run against each other one."""
+    """Sentences about the first of the scores: the best run against each other one; none if they differ in scorers."""
     metric, label = first_score(labels)
+    if not is_scored_alike(runs, metric):
+        return []
     finite = [run for run in runs if math.isfinite(run.last.mean(metric))]
     ranked = sorted(finite, key=lambda run: -run.last.mean(metric))
     return [_comparison(ranked[0], other, metric, label) for other in ranked[1:]]

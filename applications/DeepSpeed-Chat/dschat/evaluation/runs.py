@@ -19,8 +19,10 @@ from dschat.evaluation.run_comparison import (
     Runs,
     compare_runs,
     evaluation_table,
+    first_score,
     flag_table,
     headline,
+    is_scored_alike,
     labels_of,
     numbers_of,
     results_table,
@@ -30,6 +32,7 @@ from dschat.evaluation.run_data import METRICS, read_log
 from dschat.evaluation.run_page import curves, examples
 
 RESULTS_REMARK = "± is the standard error over held-out rows, not over seeds: runs of other seeds may differ by more."
+SCORERS_REMARK = "The runs have scores of different models or functions, which are not compared."
 BEST_REMARK = "The best evaluation is the one by which a checkpoint is the best."
 TRAINING_REMARK = (
     "SFT is the model before the first update; the runs are compared at their last evaluation. Macro length"
@@ -74,7 +77,10 @@ def build_report(
 
     # The numbers are in their files before anything is drawn.
     tables = [results_table(logs, labels)]
-    text = Report(title, tables, _remarks(logs, lacks), lead, about, details=[*details, *flags])
+    remarks = _remarks(logs, lacks)
+    if is_compared and not is_scored_alike(logs, first_score(labels)[0]):
+        remarks.append(SCORERS_REMARK)
+    text = Report(title, tables, remarks, lead, about, details=[*details, *flags])
     write_report(output_dir, REPORT_NAME, numbers_of(logs), text, flag=OUTPUT)
     sections = [curves(logs, labels)]
     if is_compared:

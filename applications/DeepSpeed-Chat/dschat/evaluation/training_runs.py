@@ -149,14 +149,14 @@ def measured_rows(
     if source.has_eval_rows:
         split = split or "eval"
     else:
-        shares = _shares_of_runs(data, source, models)
+        shares = [] if split == "all" else _shares_of_runs(data, source, models)
         if split is None and not (shares or is_published(data)):
             split = "all"
             note = " (no run behind the models held out a part of them)"
         elif split != "all":
             split = split or "eval"
             share = min(shares, default=EVAL_SHARE)  # its rows are among those of a larger share
-            (source,) = hold_out([source], share)
+            source = hold_out(source, share)
             note = f" (training holds out {100 * share:g} % of {source.num_rows[0]} rows)"
     rows = source.train + source.eval
     name = ""
@@ -187,6 +187,9 @@ def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
     """Whether a run held out rows of a source, which it knows by name or by the content of its files.
 
     It did not if the files are a part of a folder with evaluation rows of its own.
+
+    Raises:
+        UserError: the source's files have changed since.
     """
     paths = read_object(run / FLAGS_FILE).get("data_path") or []
     record = read_object(run / RECORD_FILE).get("data") or {}
@@ -198,7 +201,13 @@ def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
         for file, content in record.get("sha256", {}).items():
             if Path(path) in (Path(file), *Path(file).parents):
                 own_hashes.add(content)
-        if _is_same_source(data, path) or not hashes.isdisjoint(own_hashes):
+        is_same_source = _is_same_source(data, path)
+        if is_same_source and own_hashes and not hashes <= own_hashes:
+            raise UserError(
+                f"{data} has changed since {run} was trained on it, so that the rows which it held out are not known."
+                " Give the file as it was, or --split all."
+            )
+        if is_same_source or not hashes.isdisjoint(own_hashes):
             return True
     return False
 

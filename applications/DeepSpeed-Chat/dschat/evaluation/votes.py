@@ -136,7 +136,7 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
                 f"(prompt, response, reward); its columns are {', '.join(map(repr, row)) or 'none'}."
             )
     if response_files:
-        votes += _compare_rewards(response_files, margin)
+        votes += _compare_rewards(response_files, margin, {vote.comparison.id: vote.comparison for vote in votes})
     return votes
 
 
@@ -173,11 +173,16 @@ def _aspects_of(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
     return aspects
 
 
-def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
-    """Votes of the reward model on each two files with the same prompts, of different models."""
+def _compare_rewards(files: Sequence[Path], margin: float, verdicts: Mapping[str, Comparison]) -> list[Vote]:
+    """Votes of the reward model on each two files with the same prompts, of different models.
+
+    The models are named after their files. If no verdict is on models of these names, as with files of several data
+    sets, a pair has the models and data set of the verdict on its texts; `verdicts` are by their ids.
+    """
     names = dict(zip(files, model_names(files), strict=True))
     votes = []
     scorers: dict[frozenset[str], dict[str, str]] = defaultdict(dict)  # of all files of two models
+    judged_models = {frozenset((verdict.model_a, verdict.model_b)) for verdict in verdicts.values()}
     for file_a, file_b in _comparable_files(files, names):
         pairs = read_pairs(file_a, FILE_FLAG, file_b, FILE_FLAG)
         models = (names[file_a], names[file_b])
@@ -187,10 +192,24 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> list[Vote]:
             reward_b = _reward_of(pair.b)
             verdict = score_verdict(reward_a, reward_b, margin)
             comparison = compared(pair, verdict, "reward", REWARD_MODEL, models, "", {})
+            if frozenset(models) not in judged_models:
+                comparison = _named_like(comparison, verdicts)
             votes.append(Vote(comparison, (file_a, file_b), rewards=(reward_a, reward_b)))
     for scorers_of_models in scorers.values():
         require_same_scorer(scorers_of_models)
     return votes
+
+
+def _named_like(comparison: Comparison, verdicts: Mapping[str, Comparison]) -> Comparison:
+    """A comparison with the models and data set of a verdict on the same texts, in either order, if there is one."""
+    swapped_id = pair_id(comparison.prompt, comparison.response_b, comparison.response_a)
+    if comparison.id in verdicts:
+        verdict = verdicts[comparison.id]
+        return replace(comparison, model_a=verdict.model_a, model_b=verdict.model_b, dataset=verdict.dataset)
+    if swapped_id in verdicts:
+        verdict = verdicts[swapped_id]
+        return replace(comparison, model_a=verdict.model_b, model_b=verdict.model_a, dataset=verdict.dataset)
+    return comparison
 
 
 def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[tuple[Path, Path]]:

@@ -83,6 +83,12 @@ def add_lora(
     )
     record_base(model, config, base)
     inject_adapter_in_model(config, model, NAME)
+    if config.target_parameters:  # peft adapts experts of some families whatever it was asked for
+        raise UserError(
+            f"--lora_dim: adapters of the experts of {base} could not be saved. Give --lora_module_name the names of"
+            " other layers, such as q_proj v_proj."
+        )
+    config.target_parameters = None  # an empty set would count as another kind of adapter
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or name.startswith("score."))
 
@@ -322,7 +328,9 @@ def _read_adapter(folder: Path, where: str, remedy_end: str) -> tuple[LoraConfig
     defaults = LoraConfig()
     variant_names: list[str] = []
     for field in fields(config):
-        if field.name not in PLAIN_LORA and getattr(config, field.name) != getattr(defaults, field.name):
+        value = getattr(config, field.name) or None  # what is empty is not set
+        default = getattr(defaults, field.name) or None
+        if field.name not in PLAIN_LORA and value != default:
             variant_names.append(field.name)
     if variant_names:
         raise UserError(

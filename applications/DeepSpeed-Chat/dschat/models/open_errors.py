@@ -78,6 +78,11 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
             f"{flag} {path}: no such folder, though {location.parent}/ is there. If a step shall write it, has"
             f" that step ended without an error? The Hugging Face hub gave no such {kind} either: {first_line}"
         )
+    if "safetensors" in first_line:
+        return (
+            f"{flag} {path}: its weights on the hub are no safetensors. Fetch pickles with `hf download {path}"
+            " --local-dir FOLDER`, run `python -m dschat.models.convert FOLDER NEW_FOLDER` and give NEW_FOLDER."
+        )
     return (
         f"{flag} {path}: there is no such folder here, and the {kind} could not be fetched from the Hugging Face hub: "
         f"{first_line.rstrip('.')}. Check the name, the connection and, for gated models, HF_TOKEN; or download it "
@@ -92,8 +97,11 @@ def refuse_pointers(path: str, where: str) -> None:
             refuse_pointer(file, where)
 
 
-def refuse_pickles(path: str, where: str) -> None:
-    """Raises UserError if a folder holds its weights only as pickles; the message begins with `where`."""
+def refuse_pickles(path: str, where: str, adapter: Path | None = None) -> None:
+    """Raises UserError if a folder holds its weights only as pickles; the message begins with `where`.
+
+    `adapter` is the folder of an adapter whose base the folder is.
+    """
     folder = Path(path)
     if any(folder.glob("*.safetensors")):
         return
@@ -110,8 +118,14 @@ def refuse_pickles(path: str, where: str) -> None:
     else:
         remedy = (
             "Convert the model, which may be a reward model or critic of DeepSpeed-Chat: `python -m"
-            f" dschat.models.convert {folder} NEW_FOLDER`. Then give NEW_FOLDER."
+            f" dschat.models.convert {folder} NEW_FOLDER`. Then give NEW_FOLDER"
         )
+        if adapter is not None:
+            remedy += (
+                f" as base_model_name_or_path in {adapter}/adapter_config.json, and remove base_hash from its"
+                " adapter_notes.json, if it has any"
+            )
+        remedy += "."
     raise UserError(f"{where}: {file} is a pickle, and no weights are there in safetensors. {remedy}")
 
 

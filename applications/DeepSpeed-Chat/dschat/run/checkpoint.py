@@ -62,7 +62,7 @@ from dschat.run.distributed import (
     rank,
     world_size,
 )
-from dschat.run.identity import Identity, differences
+from dschat.run.identity import GLOBAL_SIZES, Identity, differences
 from dschat.run.output import RunOutput
 from dschat.run.state import Json, Progress, has_steps, set_random_states
 from dschat.run.stop import Stopped, stop_signals
@@ -423,7 +423,11 @@ class Checkpoints:
         is_resized = manifest["world_size"] != world_size()
         # With another number of processes, a process's share of a batch may differ; global sizes may not.
         shares = flags_on_resume(type(self._config), SHARE) if is_resized else frozenset[str]()
-        return differences(manifest["identity"], self._identity, shares)
+        found = differences(manifest["identity"], self._identity, shares)
+        is_over = self._config.optimisation.max_steps == manifest["update"]  # no update is left, as in exports
+        if is_resized and is_over:
+            found = [difference for difference in found if not difference.startswith(GLOBAL_SIZES)]
+        return found
 
     def _rollout_problem(self, manifest: Json, folder: Path) -> str | None:
         """Why a checkpoint cannot be used, if another number of processes has trained on a part of its rollout.

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from dschat.base.errors import UserError
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 POLICY = "actor"  # folder in step 3's output
 RUN_FILES = ("metrics.jsonl", "train_config.json")
-WEIGHTS = re.compile(r"(?:adapter/)?[^/]+\.safetensors(?:\.index\.json)?")  # in a repository
 ADAPTER = "adapter"  # folder inside a model's folder
 ROLES = (POLICY, "critic", "actor_ema")  # folders of step 3's models
 TEXTS = (".json", ".jsonl", ".md", ".jinja", ".txt")
@@ -74,9 +74,9 @@ def push(folder: Path, repository: str, public: bool = False, message: str = "Up
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         for name, file in files.items():
             operations.append(CommitOperationAdd(name, str(file)))
-        # Weights of a previous model might be loaded instead of these.
+        # Files of a previous model, such as its weights or chat template, might be loaded beside these.
         for sibling in info.siblings or []:
-            if WEIGHTS.fullmatch(sibling.rfilename) and sibling.rfilename not in files:
+            if _is_of_model(sibling.rfilename) and sibling.rfilename not in files:
                 operations.append(CommitOperationDelete(sibling.rfilename))
         api.create_commit(repository, operations, commit_message=message)
     except UserError:
@@ -144,6 +144,14 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     run = _run_of(model)
     if run is not None:
         yield from _files(run, RUN_FILES, "")
+
+
+def _is_of_model(name: str) -> bool:
+    """Whether a file of a repository is one of those that a push may write, its card aside."""
+    inside = name.removeprefix(f"{ADAPTER}/")
+    if "/" in inside or inside == "README.md":
+        return False
+    return any(fnmatch(inside, pattern) for pattern in (*MODEL_FILES, *RUN_FILES))
 
 
 def _files(folder: Path, patterns: Sequence[str], prefix: str) -> Iterator[tuple[str, Path]]:

@@ -25,6 +25,7 @@ FILES = "the files of the data"  # a hash per file, to name those that have chan
 FILE_FLAGS = ("deepspeed_config", "reward_judge")  # flags of files whose content counts, wherever they are
 MOST_NAMED = 8  # files named in a message
 DATE = "the date in the chat template"  # "none" if the template writes no date
+GLOBAL_SIZES = ("examples of an update", "prompts of a rollout")  # over all processes
 TOKENIZER = "the tokenizer"  # its hash and its chat template
 
 Identity = dict[str, str]  # name of a part → its value, or the hash of its content
@@ -51,8 +52,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     identity = {"the kind of device": device().type}
     for name, value in flags.items():
         identity[f"--{name}"] = _text(value)
-    identity["examples of an update"] = _text(plan.global_batch)
-    identity["prompts of a rollout"] = _text(plan.global_rollout)
+    for name, size in zip(GLOBAL_SIZES, (plan.global_batch, plan.global_rollout), strict=True):
+        identity[name] = _text(size)
 
     sources = []
     revisions = {}

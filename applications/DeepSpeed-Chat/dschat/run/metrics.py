@@ -266,10 +266,15 @@ class MetricsLog:
         if self._file is not None and samples:
             self._each(lambda tracker: tracker.show(update, samples[:SHOWN_SAMPLES]))
 
+    def tracked_runs(self) -> list[str]:
+        """Names of the trackers with a run of their own that have all rows so far."""
+        return [tracker.name for tracker in self._trackers if tracker.run_id is not None]
+
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the file and the trackers; once."""
         if self._file is not None:
             self._file.close()
+            self._file = None
             self._each(lambda tracker: tracker.close())
 
     def _each(self, act: Callable[[Tracker], None]) -> None:

@@ -228,9 +228,14 @@ class RunOutput:
         )
         self._config.warn_of_warmup(total_updates)
 
+    def close(self) -> None:
+        """Closes the log and its trackers, whose last rows would be lost in a process that ends at once."""
+        if self._has_begun:
+            self.metrics.close()
+
     def finish(self) -> None:
         """Marks the run as finished."""
-        self.metrics.close()
+        self.close()
         self.record.finished = True
         self._save_record()
 
@@ -242,7 +247,7 @@ class RunOutput:
             "metrics_update": self.record.metrics_update,
             "saved": self.record.saved,
             "resumed_at": self.record.resumed_at,
-            "tracker_runs": dict(self.record.tracker_runs),
+            "tracker_runs": {name: self.record.tracker_runs[name] for name in self.metrics.tracked_runs()},
         }
         return {"seconds": self.metrics.seconds(), "record": record}
 

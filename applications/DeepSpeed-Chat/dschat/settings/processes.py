@@ -37,7 +37,8 @@ class LaunchFlags:
     node_rank: int | None = flag("number of this machine, from 0", None, AT_LEAST_0, FREE, environment="NODE_RANK")
     master_addr: str | None = flag("address of machine 0", None, on_resume=FREE, environment="MASTER_ADDR")
     master_port: int = flag(
-        "port on which rank 0 listens; choose different ports for several runs on one machine",
+        "port on which rank 0 listens, the same on all machines; a run on one machine takes a free one instead of the"
+        " default",
         29500,
         PORT,
         FREE,

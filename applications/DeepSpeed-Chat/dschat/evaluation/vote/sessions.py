@@ -87,7 +87,7 @@ class VoteFile:
             if votes != before:
                 write_rows(self.path, [vote.to_row() for vote in votes])
 
-    def check(self, pairs: Sequence[Pair], models: tuple[str, str]) -> None:
+    def check(self, pairs: Sequence[Pair], models: tuple[str, str], dataset: str) -> None:
         """Raise UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
         pair_ids = {pair.id for pair in pairs}
         for origin, vote in self._read():
@@ -98,6 +98,8 @@ class VoteFile:
                 problem = "a vote on responses that the two files do not hold"
             elif (vote.model_a, vote.model_b) != models:
                 problem = f"a vote on {vote.model_a} and {vote.model_b}, and now it is {' and '.join(models)}"
+            elif vote.dataset != dataset:
+                problem = f"a vote with --dataset {vote.dataset!r}, and now it is {dataset!r}"
             if problem:
                 raise UserError(f"{origin}: {problem}. Give another {FLAG}, or the files that these votes are on.")
 
@@ -175,7 +177,7 @@ class Study:
 
     def __post_init__(self) -> None:
         """Raise UserError if the file holds votes on something else."""
-        self.votes.check(self.pairs, self.models)
+        self.votes.check(self.pairs, self.models, self.dataset)
 
     def session(self, rater: str) -> "HumanSession":
         """The session of a rater, with the votes so far; raises UserError if the name cannot be used.

@@ -117,6 +117,6 @@ def margin_warning(accuracy: float, margin: float, error: float) -> str | None:
     return (
         f"the scores of a pair differ by only {margin:.2g} on average (accuracy {accuracy:.3f}): with --kl_ctl"
         f" {coefficient:g}, step 3 will prefer the chosen response by at most {nats:.2g} nats, and its KL penalty"
-        " decides. Train longer or with a higher --learning_rate (or --reward_gain), or give step 3"
+        " decides. Train longer or with a higher --learning_rate, or give step 3"
         " --normalize_scores or a smaller --kl_ctl."
     )
