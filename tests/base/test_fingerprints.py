@@ -43,6 +43,21 @@ def test_an_adapter_whose_base_has_moved_keeps_its_hash(tmp_path):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+def test_a_config_of_the_base_beside_an_adapter_hides_nothing(tmp_path):
+    """Some programs write it there; base and settings of the adapter count all the same."""
+    for name, content in (("base", "{}"), ("other", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    folder = tmp_path / "adapter"
+    hashes = []
+    for name in ("base", "other"):
+        write_adapter(folder, tmp_path / name)
+        (folder / "config.json").write_text("{}")
+        save_file({"a": torch.zeros(2)}, folder / "adapter_model.safetensors")
+        hashes.append(model_hash(str(folder)))
+    assert hashes[0] != hashes[1]
+
+
 @pytest.mark.parametrize("content", [b"\xff" * 32, b"\x02" + b"\x00" * 7 + b"[]", b""])
 def test_a_damaged_weight_file_is_named(content, tmp_path):
     (tmp_path / "config.json").write_text("{}")

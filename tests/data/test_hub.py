@@ -192,6 +192,19 @@ def test_a_downloaded_folder_of_several_splits_is_refused(pattern, tmp_path):
     assert "holds files of the splits train_prefs, train_sft; give a folder that holds the files of one" in message
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["00000-of-00003", "00001-of-00003"], "number 00002 of 00003 files is missing; download the whole folder"),
+        (["00000-of-00001", "00000-of-00002"], "its files are of 00001 and of 00002; keep one edition"),
+    ],
+)
+def test_a_download_that_is_not_whole_is_refused(names, said, tmp_path):
+    for name in names:
+        write_rows(tmp_path / "mine" / "data" / f"train-{name}.parquet", [{"prompt": "a", "response": "b"}])
+    assert said in error_of(tmp_path / "mine")
+
+
 def test_shards_in_a_folder_of_a_split_are_all_read(tmp_path):
     for name in ("books", "web"):
         rows = [{"prompt": name, "chosen": "x", "rejected": "y"}] * 20

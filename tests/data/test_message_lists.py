@@ -31,6 +31,7 @@ PAIRS = {
 }
 PAIRS["messages beside"] = PAIRS["implicit"] | {"prompt": "2+2?", "messages": [*TALK, bot("yes")]}
 LATER = {"chosen": [*TALK[2:], bot("yes")], "rejected": [*TALK[2:], bot("no")]}
+PAIRS["conversation beside"] = {"messages": TALK, "chosen": [bot("yes")], "rejected": [bot("no")]}
 PAIRS["several turns after the prompt"] = {"prompt": TALK[:2]} | LATER
 
 

@@ -116,6 +116,29 @@ def test_a_prompt_of_two_sources_is_on_one_side(tmp_path, split):
     assert openings(load_source(paths[0]).eval) <= together
 
 
+def test_other_sources_do_not_change_which_step_has_a_row(tmp_path):
+    """Step 1 also trains on demonstrations of some of the prompts that all steps divide."""
+    pairs = write(tmp_path / "pairs.jsonl", [pair(f"Q{number}", number) for number in range(400)])
+    demonstrations = [{"prompt": f"Q{number}", "response": " a"} for number in range(200)]
+    more = write(tmp_path / "more.jsonl", demonstrations)
+    split = {"data_split": "2,4,4"}
+    beside = load_share(flags_of(pairs, more, step=1, **split))
+    first = {row.origin for row in beside.train if row.origin.startswith(str(pairs))}
+    assert first <= {row.origin for row in load_share(flags_of(pairs, step=1, **split)).train}
+    for step in (2, 3):
+        assert first.isdisjoint(row.origin for row in load_share(flags_of(pairs, step=step, **split)).train)
+
+
+def test_two_editions_with_evaluation_rows_of_their_own(tmp_path):
+    """Each trains on prompts that the other evaluates: these are dropped from the training of both."""
+    for name, other in (("a", "b"), ("b", "a")):
+        write(tmp_path / name / "train.jsonl", [pair(f"{name}{n}", n) for n in range(20)] + [pair(f"{other}x", 1)])
+        write(tmp_path / name / "test.jsonl", [pair(f"{name}x", 2)])
+    share = load_share(flags_of(tmp_path / "a", tmp_path / "b", data_split=None))
+    assert len(share.train) == 40 and openings(share.train).isdisjoint(openings(share.eval))
+    assert [one["dropped"] for one in share.sources] == [{"prompt held out in another source": 1}] * 2
+
+
 def test_own_evaluation_rows_are_left_as_they_are(tmp_path):
     """A prompt that is held out of one source is dropped from another that has its own evaluation rows."""
     folder = tmp_path / "given"

@@ -36,6 +36,13 @@ def test_cohens_kappa_of_a_two_by_two_table():
     assert result["kappa"].low < 0.4 < result["kappa"].high
 
 
+@pytest.mark.parametrize("count", [10, 20, 30, 50])
+def test_a_rater_who_always_says_the_same_has_no_interval(count):
+    """The formula's standard error is 0, but for rounding."""
+    kappa = agreement("A" * count, "A" * (count - 3) + "BBt")["kappa"]
+    assert (kappa.value, kappa.low, kappa.high) == (pytest.approx(0, abs=1e-9), None, None)
+
+
 def test_cohens_kappa_with_ties():
     """Ten items; six on the diagonal; by chance (4 · 5 + 2 · 2 + 4 · 3) / 100 = 0.36; kappa 0.24 / 0.64 = 0.375."""
     result = agreement("AAAAttBBBB", "AAAttBABAB")

@@ -68,6 +68,7 @@ COMPARED = "--model_name_a a.jsonl --model_name_b b.jsonl --output o.jsonl"
         (JudgeOptions, f"{COMPARED} --concurrency 2000000", "give a whole number from 1 to 1,000,000"),
         (VoteOptions, f"{COMPARED} --port 99", "--port 99 does nothing on its own: add --web"),
         (VoteOptions, COMPARED.replace("o.jsonl", "b.jsonl"), "--output b.jsonl has the name of --model_name_b"),
+        (TurnOptions, COMPARED.replace("a.jsonl", "o.json"), "--output o.jsonl has the name of --model_name_a"),
         (ReportOptions, "a.jsonl --output o --reward_margin -1", "--reward_margin -1.0 is out of range"),
     ],
 )

@@ -205,6 +205,16 @@ def test_prompts_are_rows_that_the_policy_was_not_trained_on(options, trained, b
     assert f"{data}: 10 of 10 evaluation rows (training holds out 5 % of 200 rows)" in caplog.text
 
 
+def test_a_file_that_has_changed_since_the_training_is_refused(options, trained, bytes_tokenizer, tmp_path):
+    """The same share of other rows would be mostly rows that the run was trained on."""
+    data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))
+    model = trained("run", data)
+    write_jsonl(data, plain_rows(200)[3:])
+    with pytest.raises(UserError, match="rows.jsonl has changed since .*run was trained on it.* or --split all"):
+        select_prompts(options(data_path=str(data), model=model), bytes_tokenizer)
+    select_prompts(options(data_path=str(data), model=model, split="all"), bytes_tokenizer)
+
+
 def test_all_rows_of_data_that_no_run_was_trained_on(options, trained, bytes_tokenizer, tmp_path, caplog):
     caplog.set_level("INFO")
     data = write_jsonl(tmp_path / "rows.jsonl", plain_rows(200))

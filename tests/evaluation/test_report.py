@@ -104,6 +104,13 @@ def test_the_result_in_one_sentence(tmp_path):
     assert headline_of({"PPO": low, "other": level}) == said
 
 
+def test_scores_of_different_functions_are_not_compared(two_runs):
+    config = json.loads((two_runs["PPO"] / "train_config.json").read_text())
+    config["metric_function"] = "other/synthetic.py:gold_scores"
+    (two_runs["PPO"] / "train_config.json").write_text(json.dumps(config))
+    assert sentences_of(two_runs) == [] and "difference" not in headline_of(two_runs)
+
+
 def test_the_table_of_results_has_the_start_once(two_runs):
     """Scores are those that runs are compared by; two runs that start from different models have a start each."""
     data = read_runs(two_runs)

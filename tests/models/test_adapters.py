@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import constants
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from adapter_cases import (
     HEADS,
@@ -26,6 +26,7 @@ from dschat.data.rows import Row
 from dschat.models.adapters import adapter_alone, base_of
 from dschat.models.classifiers import load_classifier, load_scalar, load_trained_scalar
 from dschat.models.load import load_causal_lm
+from dschat.models.lora import add_lora
 from dschat.models.pretrained import ModelSource, check_loaded, open_config
 from dschat.models.reward_notes import note_end_token, noted_end_token
 from dschat.models.save import save_model
@@ -237,6 +238,34 @@ def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, token
     folder = write_users_adapter(tmp_path / "adapter", base, **{name: value})
     with pytest.raises(UserError, match=f"--m {folder}: .*adapter_config.json sets {name}\\. .*merge_and_unload"):
         load_scalar(str(folder), "--m", torch.float32, tokenizer)
+
+
+EXPERTS = {"intermediate_size": 32, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+LATENT = {"kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+
+
+def mixture(kind, **settings):
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(kind, **sizes, num_key_value_heads=4, **EXPERTS, **settings)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def test_an_adapter_of_a_mixture_of_experts_opens_again(tokenizer, tmp_path):
+    """peft says of these families that no parameter was targeted, which is plain LoRA all the same."""
+    base = save_folder(tmp_path / "base", mixture("qwen3_moe", num_experts=4, head_dim=8), tokenizer)
+    model = load_causal_lm(base, "--m", torch.float32, tokenizer)
+    add_lora(model, 2, ["q_proj"], base)
+    save_model(model, saved_weights(model), tokenizer, tmp_path / "alone", False)
+    load_causal_lm(str(tmp_path / "alone"), "--m", torch.float32, tokenizer)
+    config = json.loads((tmp_path / "alone" / "adapter" / "adapter_config.json").read_text())
+    assert config["target_parameters"] is None
+
+
+def test_adapters_of_experts_are_refused_before_the_training():
+    """peft adapts the experts of some families wherever a name of their dense layers is among the targets."""
+    model = mixture("deepseek_v2", n_routed_experts=4, first_k_dense_replace=1, n_group=1, topk_group=1, **LATENT)
+    with pytest.raises(UserError, match="--lora_dim: adapters of the experts of base could not be saved"):
+        add_lora(model, 2, None, "base")
 
 
 def test_embeddings_that_peft_saved_with_an_adapter_take_the_base_s_places(tokenizer, tmp_path):

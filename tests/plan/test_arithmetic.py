@@ -12,7 +12,7 @@ from dschat.plan.models import roles_of
 from dschat.plan.passes import sampling_logits, scoring_logits, training_logits
 from dschat.plan.phases import GB, Machine, Texts, host_of
 from dschat.plan.plan import make_plan
-from dschat.plan.remedies import changed, smaller
+from dschat.plan.remedies import at_stage, change_as_flags, changed, smaller
 from dschat.plan.sizes import HeadSize, Model, shape_of
 from dschat.plan.states import (
     Weights,
@@ -321,3 +321,15 @@ def test_a_shared_base_is_counted_once():
 def test_gradients_are_summed_in_the_type_that_deepspeed_takes(settings, size):
     """The type that its file names, or else the weights' own."""
     assert Zero.of(settings | {"zero_optimization": {"stage": 1}}).gradient == size
+
+
+def test_a_stage_is_set_by_the_flags_that_decide_it():
+    """Those of each model win over the one of both."""
+    for flags, words in (
+        ({"zero_stage": 1}, "--zero_stage 3"),
+        ({"actor_zero_stage": 0}, "--actor_zero_stage 3 --critic_zero_stage 3"),
+        ({"critic_zero_stage": 1, "zero_stage": 2}, "--actor_zero_stage 3 --critic_zero_stage 3"),
+    ):
+        config = ppo(**flags)
+        change = at_stage(config, 3)
+        assert change_as_flags(change) == words and set(changed(config, change).zero_stages) == {3}

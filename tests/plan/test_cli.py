@@ -246,6 +246,13 @@ def test_each_remedy_once(model, capsys):
     assert "--zero_stage 3 --offload" in flags and len(set(flags)) == len(flags)
 
 
+@pytest.mark.parametrize("name", ["sft", "output/step1", "./later"])
+def test_config_stands_for_a_model_that_does_not_exist_yet(name, model, capsys):
+    words = ["--step", "1", "--prompts", "999"]
+    (plan,) = planned(capsys, *words, "--model_name_or_path", name, "--config", model)
+    assert plan["peak"] == planned(capsys, *words, "--model_name_or_path", model)[0]["peak"]
+
+
 def test_layers_that_keep_their_activations_are_a_remedy(model, capsys):
     """Between recomputation of all layers and of none."""
     words = ["--step", "1", "--model_name_or_path", model, "--prompts", "999"]

@@ -273,3 +273,12 @@ def test_a_rows_weight_multiplies_its_value_loss_and_not_the_count() -> None:
     loss, stats = value_loss(values, values, torch.zeros(2, 2), mask, 0.2, row_weights=torch.tensor([3.0, 0.5]))
     assert_near(loss, 4 / 3, FORMULA)
     assert stats["clipfrac"] == 0
+
+
+def test_the_gradient_of_a_ratio_that_overflows_is_finite() -> None:
+    """As of a long macro action whose every token moved: clipped, so that there is nothing to gain."""
+    new_logprobs = torch.full((1, 2), 200.0, requires_grad=True)
+    zeros = torch.zeros(1, 2)
+    loss, _ = policy_loss(new_logprobs, zeros, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), 0.2)
+    loss.backward()
+    assert loss.item() == near(-1.2) and new_logprobs.grad is not None and not new_logprobs.grad.any()

@@ -90,7 +90,8 @@ def test_secrets_stay_here(run, monkeypatch, text, shown):
 
 def test_weights_of_an_earlier_push_do_not_stay(run, reach):
     """Of a model in one file, when the new one lies in two; other files stay."""
-    names = ("model.safetensors", "adapter/adapter_model.safetensors", "notes.md", "x.safetensors.md")
+    names = ("model.safetensors", "adapter/adapter_model.safetensors", "chat_template.jinja", "tokenizer.model")
+    names += ("notes.md", "x.safetensors.md", "README.md", "data/config.json")
     repositories = {"me/model": Repository(True, dict.fromkeys(names, b""))}
     for number in (1, 2):
         write(run, f"actor/model-0000{number}-of-00002.safetensors")
@@ -103,7 +104,9 @@ def test_weights_of_an_earlier_push_do_not_stay(run, reach):
             push(run, "me/model", public=True)
     kept = set(repositories["me/model"].files)
     assert {"notes.md", "x.safetensors.md", "model-00002-of-00002.safetensors", "model.safetensors.index.json"} <= kept
+    assert {"README.md", "data/config.json"} <= kept
     assert not kept & {"model.safetensors", "adapter/adapter_model.safetensors"}
+    assert not kept & {"chat_template.jinja", "tokenizer.model"}
 
 
 @pytest.fixture

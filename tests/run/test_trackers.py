@@ -4,6 +4,7 @@
 import json
 import logging
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -179,6 +180,35 @@ def test_a_tracker_that_fails_is_left_out_after_one_warning(tmp_path, caplog):
     assert "--report_to broken" in message and "no room" in message and "the run continues" in message
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
     assert scalars_of(tmp_path / "b") == {"loss": [(1, 1.0), (2, 1.0)]}
+
+
+def test_a_tracker_that_failed_gets_all_rows_when_a_run_goes_on(tmp_path):
+    """Only those that have every row so far are taken up where they were."""
+
+    class Broken(TensorBoard):
+        name = "broken"
+        run_id = "r1"
+
+        def open(self, earlier_rows, update):
+            raise OSError("network unreachable")
+
+    working = TensorBoard(tmp_path / "b")
+    working.run_id = "r2"
+    log = MetricsLog(tmp_path, [Broken(tmp_path / "a"), working])
+    assert log.tracked_runs() == ["tensorboard"]
+    log.close()
+    log.close()  # once is enough
+
+
+def test_a_new_run_hides_what_another_one_left_in_the_folder(tmp_path):
+    for losses in ([3.0, 2.0], [1.0]):
+        board = TensorBoard(tmp_path)
+        board.open([], None)
+        for update, loss in enumerate(losses, start=1):
+            board.log({"update": update, "loss": loss})
+        board.close()
+        time.sleep(1.1)  # files of one second would have one name
+    assert scalars_of(tmp_path) == {"loss": [(1, 1.0)]}
 
 
 def test_samples_as_text_in_tensorboard(tmp_path):

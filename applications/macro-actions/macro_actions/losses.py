@@ -54,7 +54,7 @@ def policy_loss(
     log_ratio = torch.where(response_mask, new_logprobs - logprobs, 0.0)
     advantages = torch.where(response_mask, advantages, 0.0)
 
-    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()  # finite, as its gradient
+    ratio = log_ratio.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()  # finite, as its gradient
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange_high)
     loss = (weights * torch.maximum(unclipped, clipped)).sum() / count

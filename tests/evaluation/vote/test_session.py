@@ -109,6 +109,7 @@ def test_undo_takes_back_the_vote_that_the_rater_means(tmp_path):
         ({"id": "0" * 16}, "a vote on responses that the two files do not hold"),
         ({"model_b": "heron"}, "a vote on kestrel and heron, and now it is kestrel and osprey"),
         ({"verdict": "maybe"}, "verdict must be one of"),
+        ({"dataset": "webgpt"}, "a vote with --dataset 'webgpt', and now it is "),
     ],
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, change, words):

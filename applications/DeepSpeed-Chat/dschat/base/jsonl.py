@@ -165,7 +165,8 @@ def write_rows_once(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _write(temporary: Path, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Writes a file that will be called `path`, compressed if that name ends in .gz."""
     with gzip.open(temporary, "wb") if path.suffix == ".gz" else open(temporary, "wb") as file:
-        file.writelines(dump_row(row).encode() for row in rows)
+        for row in rows:
+            file.write(dump_row(row).encode())
 
 
 def read_object(file: Path) -> dict[str, Any]:

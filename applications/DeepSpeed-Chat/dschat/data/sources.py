@@ -461,10 +461,14 @@ def read_share(
     held_out: list[list[Row]] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
-    whole_sources = [hold_out(read_source(path, keys, show, to_train=True), eval_share, shuffle) for path in paths]
-    splits = [split_for(path, data_split, published_split) for path in paths]
-    parts = []
-    for source, split in zip(whole_sources, splits, strict=True):
+    whole_sources: list[Source] = []
+    parts: list[Source] = []
+    splits: list[str | None] = []
+    for path in paths:
+        source = hold_out(read_source(path, keys, show, to_train=True), eval_share, shuffle)
+        split = split_for(path, data_split, published_split)
+        whole_sources.append(source)
+        splits.append(split)
         parts.append(
             replace(
                 source,

@@ -231,8 +231,8 @@ def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
         result = cohens_kappa(counts.to_numpy())
     low = float(result.kappa_low)
     high = float(result.kappa_upp)
-    # Where the raters never (or always) differ, the formula's standard error is 0, which is no interval.
-    if high - low < 1e-6:
+    # Where the raters never (or always) differ, the formula's standard error is 0 but for rounding: no interval.
+    if not high - low > 1e-6:
         return MeanInterval(float(result.kappa))
     return MeanInterval(float(result.kappa), max(-1.0, low), min(1.0, high))
 

@@ -191,10 +191,14 @@ def first_score(labels: Labels) -> tuple[str, str]:
 
 def is_scored_alike(runs: Runs, metric: str) -> bool:
     """Whether the runs' scores come from the same models and functions, as far as flags tell."""
-    flags = ["metric_function"]
-    if metric == "scores":
-        flags = [*(source.flag for source in SCORE_SOURCES), "reward_weights"]
-    return all(run.config.get(flag) == runs[0].config.get(flag) for run in runs for flag in flags)
+    scorers = []
+    for run in runs:
+        values = [run.config.get("metric_function")]
+        if metric == "scores":
+            values = [run.config.get(source.flag) for source in SCORE_SOURCES]
+            values.append(run.config.get("reward_weights"))
+        scorers.append(values)
+    return all(values == scorers[0] for values in scorers)
 
 
 def headline(runs: Runs, labels: Labels) -> str:

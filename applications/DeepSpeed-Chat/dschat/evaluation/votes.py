@@ -136,7 +136,10 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
                 f"(prompt, response, reward); its columns are {', '.join(map(repr, row)) or 'none'}."
             )
     if response_files:
-        votes += _compare_rewards(response_files, margin, {vote.comparison.id: vote.comparison for vote in votes})
+        verdicts: dict[str, Comparison] = {}
+        for vote in votes:
+            verdicts[vote.comparison.id] = vote.comparison
+        votes += _compare_rewards(response_files, margin, verdicts)
     return votes
 
 
@@ -182,7 +185,9 @@ def _compare_rewards(files: Sequence[Path], margin: float, verdicts: Mapping[str
     names = dict(zip(files, model_names(files), strict=True))
     votes = []
     scorers: dict[frozenset[str], dict[str, str]] = defaultdict(dict)  # of all files of two models
-    judged_models = {frozenset((verdict.model_a, verdict.model_b)) for verdict in verdicts.values()}
+    judged_models = set()
+    for verdict_on_pair in verdicts.values():
+        judged_models.add(frozenset((verdict_on_pair.model_a, verdict_on_pair.model_b)))
     for file_a, file_b in _comparable_files(files, names):
         pairs = read_pairs(file_a, FILE_FLAG, file_b, FILE_FLAG)
         models = (names[file_a], names[file_b])

@@ -162,9 +162,9 @@ def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:
     configs: dict[str, PreTrainedConfig] = {}
 
     def find(path: str, flag: str) -> PreTrainedConfig:
-        is_future_folder = not Path(path).exists() and (path.startswith("/") or path.count("/") > 1)
+        is_folder_by_name = path.startswith(("/", ".")) or path.count("/") != 1
         source = path
-        if is_future_folder:
+        if not Path(path).exists() and (config_flag or is_folder_by_name):
             source = config_flag or base or path
             flag = "--config" if config_flag else flag
         if source not in configs:

@@ -15,7 +15,7 @@ from dschat.plan.plan import Plan, make_plan
 from dschat.refuel.online_settings import RefuelOnlineConfig
 from dschat.settings.batches import largest_part
 from dschat.settings.common import CommonConfig
-from dschat.settings.ppo import SHARED_DEFAULT_FLAGS, PPOConfig
+from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import OneModelConfig
 
 logger = logging.getLogger(__name__)
@@ -61,13 +61,8 @@ def _changed_plan(plan: Plan, change: Change, load_config: ConfigLoader) -> Plan
 
 
 def changed(config: Config, change: Change) -> Config:
-    """A copy of the settings with other values; a flag for both models also sets the flags of each model."""
+    """A copy of the settings with other values."""
     values = dict(change)
-    if isinstance(config, PPOConfig):
-        for name in SHARED_DEFAULT_FLAGS:
-            if name in change:
-                values[f"actor_{name}"] = change[name]
-                values[f"critic_{name}"] = change[name]
     if config.optimisation.global_batch_size is not None:
         values.setdefault("gradient_accumulation_steps", None)
     return config.changed(**values)
@@ -121,12 +116,20 @@ def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
     yield from smaller(config)
     for stage in (2, 3):
         if min(config.zero_stages) < stage:
-            yield {"zero_stage": stage}
+            yield at_stage(config, stage)
     if not config.memory.offload_reference_model:
         yield {"offload_reference_model": True}
     if not config.engine.offload:
-        yield {"zero_stage": max(2, *config.zero_stages), "offload": True}
-        yield {"zero_stage": 3, "offload": True}
+        yield at_stage(config, max(2, *config.zero_stages)) | {"offload": True}
+        yield at_stage(config, 3) | {"offload": True}
+
+
+def at_stage(config: PPOConfig, stage: int) -> Change:
+    """The ZeRO stage of both models: by the flags of each, which win, if one of them is given."""
+    flags = {"actor_zero_stage", "critic_zero_stage"}
+    if config.arguments.keys() & flags:
+        return dict.fromkeys(sorted(flags), stage)
+    return {"zero_stage": stage}
 
 
 def smaller(config: PPOConfig) -> Iterator[Change]:

@@ -423,11 +423,11 @@ class Checkpoints:
         is_resized = manifest["world_size"] != world_size()
         # With another number of processes, a process's share of a batch may differ; global sizes may not.
         shares = flags_on_resume(type(self._config), SHARE) if is_resized else frozenset[str]()
-        found = differences(manifest["identity"], self._identity, shares)
+        problems = differences(manifest["identity"], self._identity, shares)
         is_over = self._config.optimisation.max_steps == manifest["update"]  # no update is left, as in exports
         if is_resized and is_over:
-            found = [difference for difference in found if not difference.startswith(GLOBAL_SIZES)]
-        return found
+            problems = [problem for problem in problems if not problem.startswith(GLOBAL_SIZES)]
+        return problems
 
     def _rollout_problem(self, manifest: Json, folder: Path) -> str | None:
         """Why a checkpoint cannot be used, if another number of processes has trained on a part of its rollout.

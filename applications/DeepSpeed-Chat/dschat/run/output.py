@@ -241,13 +241,14 @@ class RunOutput:
 
     def state_dict(self) -> Json:
         """The state for `load_state_dict`; on the main process."""
+        runs = self.record.tracker_runs
         record = {
             "first_metrics": self.record.first_metrics,
             "metrics": self.record.metrics,
             "metrics_update": self.record.metrics_update,
             "saved": self.record.saved,
             "resumed_at": self.record.resumed_at,
-            "tracker_runs": {name: self.record.tracker_runs[name] for name in self.metrics.tracked_runs()},
+            "tracker_runs": {name: runs[name] for name in self.metrics.tracked_runs()},
         }
         return {"seconds": self.metrics.seconds(), "record": record}
 

@@ -164,8 +164,9 @@ def _same_expression(answer: str, reference: str) -> bool:
         return False
     # From a text that is no LaTeX the default would take any one number, such as the last of "10 | 12".
     latex = [LatexExtractionConfig()]
-    expected, found = (parse(f"${text}$", latex, parsing_timeout=SECONDS) for text in (reference, answer))
-    return bool(verify(expected, found, timeout_seconds=SECONDS))
+    expected = parse(f"${reference}$", latex, parsing_timeout=SECONDS)
+    parsed = parse(f"${answer}$", latex, parsing_timeout=SECONDS)
+    return bool(verify(expected, parsed, timeout_seconds=SECONDS))
 
 
 @cache

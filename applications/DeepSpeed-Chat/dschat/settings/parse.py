@@ -239,14 +239,13 @@ def _collect(
         if earlier is not None and _file_of(earlier.origin) == _file_of(setting.line):
             raise UserError(f"{setting.line}: {key} is --{name}, which {earlier.origin} gives; keep one of them.")
         of_file[name] = Given(text, setting.line)
-    of_file = {name: given for name, given in of_file.items() if given.text is not None}  # null stands for the default
 
     texts: dict[str, Given] = {}
     for name, flag in flags_of(config_class).items():
         variable = flag.environment
         if name in words_of_flags:
             texts[name] = Given(words_of_flags[name], f"--{name}")
-        elif name in of_file:
+        elif name in of_file and of_file[name].text is not None:  # null stands for the default
             texts[name] = of_file[name]
         elif variable is not None and environ.get(variable):
             texts[name] = Given(environ[variable], f"${variable}")
