@@ -154,6 +154,7 @@ REFUSALS = [
         for given, told in (
             ("localhost:8000", "localhost:8000 is not an address of a server"),
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
+            ("http://node:80000", "http://node:80000 is not an address of a server"),
             ("http://a http://A/", "give each server once"),
             ("http://localhost:8000 http://127.0.0.1:8000/", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),

@@ -195,8 +195,8 @@ def test_a_downloaded_folder_of_several_splits_is_refused(pattern, tmp_path):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["00000-of-00003", "00001-of-00003"], "number 00002 of 00003 files is missing; download the whole folder"),
-        (["00000-of-00001", "00000-of-00002"], "its files are of 00001 and of 00002; keep one edition"),
+        (["00000-of-00003", "00001-of-00003"], "train-00002-of-00003 is missing; download the whole folder"),
+        (["00000-of-00001", "00000-of-00002"], "train-*: files of 00001 and of 00002; keep one edition"),
     ],
 )
 def test_a_download_that_is_not_whole_is_refused(names, said, tmp_path):
@@ -206,9 +206,10 @@ def test_a_download_that_is_not_whole_is_refused(names, said, tmp_path):
 
 
 def test_shards_in_a_folder_of_a_split_are_all_read(tmp_path):
-    for name in ("books", "web"):
+    """Each set of files is whole by itself."""
+    for name, number, count in (("books", 0, 1), ("web", 0, 2), ("web", 1, 2)):
         rows = [{"prompt": name, "chosen": "x", "rejected": "y"}] * 20
-        write_rows(tmp_path / "mine" / "train" / f"{name}-00000-of-00001.jsonl", rows)
+        write_rows(tmp_path / "mine" / "train" / f"{name}-{number:05}-of-{count:05}.jsonl", rows)
     share = load_share(flags_of(tmp_path / "mine", data_split=None))
     assert {row.prompt for row in [*share.train, *share.eval]} == {"books", "web"}
 

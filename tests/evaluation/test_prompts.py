@@ -213,6 +213,12 @@ def test_a_file_that_has_changed_since_the_training_is_refused(options, trained,
     with pytest.raises(UserError, match="rows.jsonl has changed since .*run was trained on it.* or --split all"):
         select_prompts(options(data_path=str(data), model=model), bytes_tokenizer)
     select_prompts(options(data_path=str(data), model=model, split="all"), bytes_tokenizer)
+    folder = tmp_path / "folder"
+    parts = [write_jsonl(folder / f"train{number}.jsonl", plain_rows(100)) for number in (1, 2)]
+    model = trained("run2", folder)
+    parts[1].unlink()
+    with pytest.raises(UserError, match="folder has changed since"):
+        select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer)
 
 
 def test_all_rows_of_data_that_no_run_was_trained_on(options, trained, bytes_tokenizer, tmp_path, caplog):

@@ -109,6 +109,9 @@ def test_scores_of_different_functions_are_not_compared(two_runs):
     config["metric_function"] = "other/synthetic.py:gold_scores"
     (two_runs["PPO"] / "train_config.json").write_text(json.dumps(config))
     assert sentences_of(two_runs) == [] and "difference" not in headline_of(two_runs)
+    config["metric_function"] = "./pkg/../pkg/synthetic.py:gold_scores"
+    (two_runs["PPO"] / "train_config.json").write_text(json.dumps(config))
+    assert sentences_of(two_runs) and "difference" in headline_of(two_runs)
 
 
 def test_the_table_of_results_has_the_start_once(two_runs):

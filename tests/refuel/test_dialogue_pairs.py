@@ -35,6 +35,20 @@ def test_the_mask_covers_the_reply_and_what_ends_it(template):
         assert sum(mask[end:]) == 0 and set(tokens[end:]) == {tokenizer.pad_token_id}
 
 
+def test_a_reply_that_was_cut_has_no_end():
+    """Its policy did not sample the token; the other reply's does not change."""
+    side = "trajectory_sampled_h_from_sampled_len"
+    _, (whole, cut, others), _ = tokenized(
+        row(),
+        row() | {f"{side}_finished": [True, False, True]},
+        row() | {"trajectory_finished": [False, True, False]},  # not that of turn h
+    )
+    assert sum(cut["chosen_mask"]) == sum(whole["chosen_mask"]) - 1 and cut["reject_mask"] == whole["reject_mask"]
+    covered = sum(cut["chosen_mask"]) + cut["chosen_mask"].index(1)
+    assert cut["chosen_token"][:covered] == whole["chosen_token"][:covered]
+    assert others == whole
+
+
 def test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn():
     rewards = ((9.0, 2.0, 3.0), (9.0, 1.0, 3.0))
     _, (higher, tied), _ = tokenized(row(rewards=rewards), row(last=2, rewards=rewards))
@@ -62,16 +76,13 @@ def test_what_is_left_out_is_counted_by_reason():
         with_text(first, 5, long),
         with_text(second, 3, long),
         with_text(second, 5, long),  # not read
-        row() | {f"{first}_finished": [True, False, True]},
-        row() | {f"{second}_finished": [False, True, False]},  # not those of turn h
     ]
     _, kept, left_out = tokenized(*rows, total_length=120)
-    assert len(kept) == 3
+    assert len(kept) == 2
     assert left_out == {
         "a turn could not be scored": 2,
         "both replies are the same": 1,
         "a reply is empty": 1,
-        "a reply was cut off": 1,
         "the first dialogue is too long": 1,
         "the second dialogue is too long up to its turn": 1,
     }

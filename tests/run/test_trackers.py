@@ -4,7 +4,6 @@
 import json
 import logging
 import math
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -198,17 +197,6 @@ def test_a_tracker_that_failed_gets_all_rows_when_a_run_goes_on(tmp_path):
     assert log.tracked_runs() == ["tensorboard"]
     log.close()
     log.close()  # once is enough
-
-
-def test_a_new_run_hides_what_another_one_left_in_the_folder(tmp_path):
-    for losses in ([3.0, 2.0], [1.0]):
-        board = TensorBoard(tmp_path)
-        board.open([], None)
-        for update, loss in enumerate(losses, start=1):
-            board.log({"update": update, "loss": loss})
-        board.close()
-        time.sleep(1.1)  # files of one second would have one name
-    assert scalars_of(tmp_path) == {"loss": [(1, 1.0)]}
 
 
 def test_samples_as_text_in_tensorboard(tmp_path):

@@ -169,5 +169,5 @@ def test_a_slow_server(server):
 
     found = ask(server(slow, by_length).url, timeout=0.2, patience=60.0)  # the second time it is not
     assert found.tolist() == LENGTHS
-    with pytest.raises(UserError, match=r"no answer within 0.1 s \(--reward_timeout\).*Lower --reward_batch or raise"):
+    with pytest.raises(UserError, match=r"no answer within 0.1 s \(--reward_timeout\).*lower --reward_batch or raise"):
         ask(server(slow).url, timeout=0.1, patience=0.2)

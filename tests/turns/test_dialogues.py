@@ -72,7 +72,10 @@ FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_ne
 @pytest.mark.parametrize(
     ("text", "question"),
     [
-        ("Question: a? Question:\n b?\n", "b?"),
+        ("Question: a?\nQuestion:\n b?\n", "b?"),
+        ("Why. **Next question:** b?", "b?"),
+        ("It is open. question: b?", "b?"),
+        ("Question: What does </think> mean here?", "What does </think> mean here?"),
         ("I stop here. Question: ", None),
         ("**Question:** Is **b** so?", "Is **b** so?"),
         ("**Question**: b?", "b?"),

@@ -89,12 +89,12 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 def _require_one_split(folder: Path, files: list[Path]) -> None:
     """Raises UserError if the files, whose names on the hub tell it, are of several splits or not all of one."""
     splits = set()
-    numbers: dict[str, set[int]] = {}  # by how many files there should be
+    shards: dict[Path, list[re.Match[str]]] = {}  # of each set of files, by its path without numbers
     for file in files:
         shard = SHARD.fullmatch(file.name)
         if shard is not None:
             splits.add(shard[1])
-            numbers.setdefault(shard[3], set()).add(int(shard[2]))
+            shards.setdefault(file.parent / shard[1], []).append(shard)
         elif CONVERTED_FILE.fullmatch(file.name):
             splits.add(file.parent.name)
     splits = {name for name in splits if name.startswith((TRAIN_PREFIX, *EVAL_PREFIXES))}
@@ -103,15 +103,14 @@ def _require_one_split(folder: Path, files: list[Path]) -> None:
             f"--data_path {folder}: it holds files of the splits {', '.join(sorted(splits))}; give a folder that "
             "holds the files of one of them."
         )
-    if len(numbers) > 1:
-        raise UserError(
-            f"--data_path {folder}: its files are of {' and of '.join(sorted(numbers))}; keep one edition."
-        )
-    for count, present in numbers.items():
-        missing = sorted(set(range(int(count))) - present)
+    for name, of_name in shards.items():
+        counts = sorted({shard[3] for shard in of_name})
+        if len(counts) > 1:
+            raise UserError(f"--data_path {name}-*: files of {' and of '.join(counts)}; keep one edition.")
+        missing = set(range(int(counts[0]))) - {int(shard[2]) for shard in of_name}
         if missing:
             raise UserError(
-                f"--data_path {folder}: number {missing[0]:05} of {count} files is missing; download the whole folder."
+                f"--data_path {name}-{min(missing):05}-of-{counts[0]} is missing; download the whole folder."
             )
 
 

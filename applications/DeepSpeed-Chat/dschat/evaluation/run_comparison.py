@@ -3,6 +3,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,13 @@ from dschat.base.glossary import HEAD, HEADLINES
 from dschat.base.statistics import Estimate, paired_difference
 from dschat.evaluation.page import NONE, Table
 from dschat.evaluation.run_data import WINDOW_PART, RunData
-from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER
+from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SOURCE_FLAGS
 
 Runs = Sequence[RunData]  # not empty
 Labels = Mapping[str, str]  # metrics of which higher is better → names in the report, see `labels_of`
 
+# Flags that say where scores come from.
+SCORING_FLAGS = (*SOURCE_FLAGS, "reward_weights", "program_reward", "judge_model", "judge_url")
 EVALUATED = (*HEADLINES, "length", "eos_rate")  # metrics of the table of evaluations
 
 
@@ -191,12 +194,14 @@ def first_score(labels: Labels) -> tuple[str, str]:
 
 def is_scored_alike(runs: Runs, metric: str) -> bool:
     """Whether the runs' scores come from the same models and functions, as far as flags tell."""
+    flags = SCORING_FLAGS if metric == "scores" else ("metric_function",)
     scorers = []
     for run in runs:
-        values = [run.config.get("metric_function")]
-        if metric == "scores":
-            values = [run.config.get(source.flag) for source in SCORE_SOURCES]
-            values.append(run.config.get("reward_weights"))
+        values = []
+        for flag in flags:
+            value = run.config.get(flag)
+            # A path has several spellings. Names that are none become paths that are alike if the names are.
+            values.append(os.path.abspath(value) if isinstance(value, str) else value)
         scorers.append(values)
     return all(values == scorers[0] for values in scorers)
 

@@ -202,7 +202,7 @@ def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
             if Path(path) in (Path(file), *Path(file).parents):
                 own_hashes.add(content)
         is_same_source = _is_same_source(data, path)
-        if is_same_source and own_hashes and not hashes <= own_hashes:
+        if is_same_source and own_hashes and hashes != own_hashes:
             raise UserError(
                 f"{data} has changed since {run} was trained on it, so that the rows which it held out are not known."
                 " Give the file as it was, or --split all."

@@ -80,8 +80,9 @@ def explain_missing(kind: str, path: str, flag: str, error: Exception) -> str:
         )
     if "safetensors" in first_line:
         return (
-            f"{flag} {path}: its weights on the hub are no safetensors. Fetch pickles with `hf download {path}"
-            " --local-dir FOLDER`, run `python -m dschat.models.convert FOLDER NEW_FOLDER` and give NEW_FOLDER."
+            f"{flag} {path}: no safetensors of it were found. If it has them on the hub, fetch them with `hf download"
+            f" {path}`. If it has pickles alone, fetch these with `hf download {path} --local-dir FOLDER`, run `python"
+            " -m dschat.models.convert FOLDER NEW_FOLDER` and give NEW_FOLDER."
         )
     return (
         f"{flag} {path}: there is no such folder here, and the {kind} could not be fetched from the Hugging Face hub: "

@@ -162,13 +162,18 @@ def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:
     configs: dict[str, PreTrainedConfig] = {}
 
     def find(path: str, flag: str) -> PreTrainedConfig:
-        is_folder_by_name = path.startswith(("/", ".")) or path.count("/") != 1
-        source = path
-        if not Path(path).exists() and (config_flag or is_folder_by_name):
-            source = config_flag or base or path
-            flag = "--config" if config_flag else flag
-        if source not in configs:
-            configs[source] = find_config(source, flag)
-        return configs[source]
+        if path in configs:
+            return configs[path]
+        is_future_folder = not Path(path).exists() and (path.startswith("/") or path.count("/") > 1)
+        if is_future_folder and config_flag:
+            configs[path] = find_config(config_flag, "--config")
+            return configs[path]
+        try:
+            configs[path] = find_config(base if is_future_folder and base else path, flag)
+        except UserError:
+            if config_flag is None:
+                raise
+            configs[path] = find_config(config_flag, "--config")
+        return configs[path]
 
     return find

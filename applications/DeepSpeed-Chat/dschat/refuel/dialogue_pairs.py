@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
@@ -32,7 +32,6 @@ FINISHED = "_finished"  # suffix of the column that says for each sampled reply 
 
 # Reasons why a pair is left out.
 SAME_REPLY = "both replies are the same"
-CUT_REPLY = "a reply was cut off"
 EMPTY_REPLY = "a reply is empty"
 FIRST_TOO_LONG = "the first dialogue is too long"
 SECOND_TOO_LONG = "the second dialogue is too long up to its turn"
@@ -58,7 +57,7 @@ class _Reply:
     """The reply of turn h in one of the two dialogues."""
 
     dialogue: Dialogue
-    ids: list[int]  # with the token that ends the turn
+    ids: list[int]  # with the token that ends the turn, if it was not cut
     reward: float  # at the end of turn L
 
 
@@ -138,7 +137,7 @@ def tokenize_pairs(
     """Tokenizes pairs of replies, padded on the right to `total_length`.
 
     The chosen reply is the one with the higher reward at the end of turn L; if the rewards are equal, the second. The
-    mask is 1 on the tokens of the reply of turn h, including the token that ends the turn.
+    mask is 1 on the tokens of the reply of turn h, including the token that ends the turn unless the reply was cut.
 
     Args:
         pairs: scored pairs.
@@ -170,8 +169,6 @@ def _unusable(pair: DialoguePair) -> str:
     second_reply = pair.second[2 * pair.turn + 1]["content"]
     if FAILED in pair.first_rewards or FAILED in pair.second_rewards:
         return NOT_SCORED
-    if not (pair.first_finished[pair.turn] and pair.second_finished[pair.turn]):  # as tokens both would end
-        return CUT_REPLY
     if first_reply == second_reply:
         return SAME_REPLY
     if not first_reply.strip() or not second_reply.strip():
@@ -205,6 +202,11 @@ def _tokenize_usable(
     for index, pair in enumerate(pairs):
         first = _Reply(pair.first, first_ids[index], pair.first_rewards[pair.last])
         second = _Reply(pair.second, second_ids[index], pair.second_rewards[pair.last])
+        # A reply that was cut did not end: the policy has not sampled the token that ends a turn.
+        if not pair.first_finished[pair.turn]:
+            first = replace(first, ids=first.ids[:-1])
+        if not pair.second_finished[pair.turn]:
+            second = replace(second, ids=second.ids[:-1])
         # A template that drops earlier thoughts can make the whole dialogue shorter than its beginning.
         whole_length = len(last_state_ids[index]) + len(last_reply_ids[index])
         if max(whole_length, len(state_ids[index]) + len(first.ids)) > total_length:

@@ -273,9 +273,10 @@ class MetricsLog:
     def close(self) -> None:
         """Closes the file and the trackers; once."""
         if self._file is not None:
-            self._file.close()
+            file = self._file
             self._file = None
-            self._each(lambda tracker: tracker.close())
+            self._each(lambda tracker: tracker.close())  # also if the disk has no room for the rest of the file
+            file.close()
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):

@@ -230,7 +230,7 @@ class RunOutput:
 
     def close(self) -> None:
         """Closes the log and its trackers, whose last rows would be lost in a process that ends at once."""
-        if self._has_begun:
+        if hasattr(self, "metrics"):
             self.metrics.close()
 
     def finish(self) -> None:

@@ -69,14 +69,11 @@ class TensorBoard:
         self._board: SummaryWriter | None = None
 
     def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
-        """Hides what an earlier part of the run wrote from `update` on, and writes that update's rows again.
-
-        A new run hides all that another one left in the folder.
-        """
+        """Hides what an earlier part of the run wrote from `update` on, and writes that update's rows again."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
 
         is_new = not any(self._folder.glob("events.out.*"))
-        self._board = SummaryWriter(str(self._folder), purge_step=update or 0)
+        self._board = SummaryWriter(str(self._folder), purge_step=update)
         for row in earlier_rows:
             if is_new or row["update"] == update:
                 self.log(row)

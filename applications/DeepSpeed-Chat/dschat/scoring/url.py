@@ -192,7 +192,10 @@ def _remedy(cause: Exception, has_segments: bool) -> str:
         or_list = ", or a list with one for each of its segments" if has_segments else ""
         return f'It must answer {{"scores": [one finite number for each response{or_list}]}}, see docs/rewards.md.'
     if isinstance(cause, TooSlow):
-        return "Lower --reward_batch or raise --reward_timeout, and resume with --resume_from_checkpoint."
+        return (
+            "If the server is up, lower --reward_batch or raise --reward_timeout; otherwise start it again (dschat"
+            " serve). Then resume with --resume_from_checkpoint."
+        )
     return (
         "Start the server again (dschat serve) and resume with --resume_from_checkpoint, or raise --reward_patience."
     )

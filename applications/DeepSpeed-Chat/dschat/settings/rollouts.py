@@ -153,17 +153,20 @@ def _check_server_urls(config: Any) -> None:
     from dschat.base.servers import is_loopback
 
     urls = config.vllm.vllm_url or []
+    servers = set()
     for url in urls:
-        if not SERVER.fullmatch(url):
+        try:
+            parts = urlsplit(url)
+            host = parts.hostname or ""
+            server = ("localhost" if is_loopback(host) else host, parts.port)
+        except ValueError:  # a port or an IPv6 address that cannot be
+            server = None
+        if server is None or not SERVER.fullmatch(url):
             raise UserError(
                 f"--vllm_url {url} is not an address of a server: give one such as http://127.0.0.1:8000, without a"
                 " path, a user's name or a password."
             )
-    servers = set()
-    for url in urls:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        servers.add(("localhost" if is_loopback(host) else host, parts.port))
+        servers.add(server)
     if len(servers) < len(urls):
         raise UserError("--vllm_url: give each server once.")
 

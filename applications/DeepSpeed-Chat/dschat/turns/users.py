@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MARK = "Question:"
-# Models also write it in bold type: **Question:** or **Question**:. A message may say "one more question:" itself.
-MARK_PATTERN = re.compile(r"(?:\bQuestion|\bQUESTION|^\W*question)(?:\**:\*+(?!\S)|\**:)", re.MULTILINE)
+# Models also write it in bold type: **Question:** or **Question**:. One that begins a line counts before any other,
+# because a message may say "one more question:" itself.
+MARK_PATTERN = re.compile(r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE)
+LINE_PATTERN = re.compile(rf"^\W*{MARK_PATTERN.pattern}", re.IGNORECASE | re.MULTILINE)
 THOUGHT_START = "<think>"
 THOUGHT_END = "</think>"
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
@@ -62,13 +64,22 @@ class SimulatedUser:
 
 def simulator_prompt(dialogue: Dialogue) -> str:
     """The prompt of the model that plays the user."""
-    messages = "\n\n".join(f"### {message['role']}: {without_thoughts(message['content'])}" for message in dialogue)
+    parts = []
+    for message in dialogue:
+        content = message["content"]
+        if message["role"] == "assistant":
+            content = without_thoughts(content).lstrip()
+        parts.append(f"### {message['role']}: {content}")
+    messages = "\n\n".join(parts)
     return INSTRUCTIONS.replace("{dialogue}", messages)
 
 
 def without_thoughts(text: str) -> str:
-    """What follows the thoughts of an answer; the whole text if it has none."""
-    return text.rpartition(THOUGHT_END)[2].lstrip() if THOUGHT_END in text else text
+    """What follows the thought that an answer begins with; the template may have opened it. Empty if it has no end."""
+    if text.lstrip().startswith(THOUGHT_START):
+        return text.partition(THOUGHT_END)[2]
+    _, end, answer = text.partition(f"{THOUGHT_END}\n")
+    return answer if end else text
 
 
 def question_of(text: str, is_complete: bool) -> str | None:
@@ -77,9 +88,8 @@ def question_of(text: str, is_complete: bool) -> str | None:
     Thoughts are no part of it. None if it is empty, or if the answer was cut off before it.
     """
     text = without_thoughts(text)
-    if text.lstrip().startswith(THOUGHT_START):
-        return None
-    *before, message = MARK_PATTERN.split(text)
+    mark = LINE_PATTERN if LINE_PATTERN.search(text) else MARK_PATTERN
+    *before, message = mark.split(text)
     if not before and not is_complete:
         return None
     message = message.strip()
