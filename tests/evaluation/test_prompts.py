@@ -214,7 +214,7 @@ def test_a_file_that_has_changed_since_the_training_is_refused(options, trained,
         select_prompts(options(data_path=str(data), model=model), bytes_tokenizer)
     select_prompts(options(data_path=str(data), model=model, split="all"), bytes_tokenizer)
     folder = tmp_path / "folder"
-    parts = [write_jsonl(folder / f"train{number}.jsonl", plain_rows(100)) for number in (1, 2)]
+    parts = [write_jsonl(folder / f"train{number}.jsonl", plain_rows(100 + number)) for number in (1, 2)]
     model = trained("run2", folder)
     parts[1].unlink()
     with pytest.raises(UserError, match="folder has changed since"):
