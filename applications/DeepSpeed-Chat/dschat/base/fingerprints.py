@@ -208,10 +208,9 @@ def folder_stamp(path: str) -> str:
     """
     folder = Path(path)
     if not folder.is_dir():
-        commit = None
         with suppress(OSError):
-            commit = hub_commit(path)
-        return f"{path} (commit {commit})" if commit else path
+            return f"{path} (commit {hub_commit(path)})"
+        return path
     stats = []
     for file in (*folder.iterdir(), *folder.glob("adapter/*")):
         if file.suffix in MODEL_SUFFIXES:

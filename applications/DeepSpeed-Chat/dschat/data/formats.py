@@ -139,15 +139,12 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
     if row.prompt is not None and keys.apply_chat_template:
         messages = messages_of_text(row.prompt)
         if messages:  # replies of HH-RLHF begin with the blank behind "Assistant:"
-            row = replace(row, chosen=_stripped(row.chosen), rejected=_stripped(row.rejected))
+            chosen = row.chosen and row.chosen.strip()
+            row = replace(row, chosen=chosen, rejected=row.rejected and row.rejected.strip())
         arguments = template_arguments(without_nulls(raw) if fills_nulls else raw, origin)
         messages = messages or [{"role": "user", "content": row.prompt}]
         row = replace(row, prompt=None, messages=messages, template_arguments=arguments)
     return row
-
-
-def _stripped(reply: str | None) -> str | None:
-    return None if reply is None else reply.strip()
 
 
 def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | SkipReason:

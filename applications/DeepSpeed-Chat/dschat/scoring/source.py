@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from torch import Tensor
 from dschat.data.rows import Row
 from dschat.models.engines import Scalar
 from dschat.models.layout import Lengths
-from dschat.scoring.segments import ResponseNumbers, Segments
 from macro_actions.types import Rollout
+
+if TYPE_CHECKING:
+    from dschat.scoring.segments import ResponseNumbers, Segments
 
 logger = logging.getLogger(__name__)
 

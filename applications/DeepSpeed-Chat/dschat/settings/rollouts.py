@@ -150,9 +150,11 @@ def require_vllm() -> None:
 
 def _check_server_urls(config: Any) -> None:
     """Raises UserError unless the servers of vLLM have valid and different addresses."""
+    urls = config.vllm.vllm_url
+    if urls is None:
+        return
     from dschat.base.servers import is_loopback
 
-    urls = config.vllm.vllm_url or []
     servers = set()
     for url in urls:
         try:

@@ -21,7 +21,6 @@ from dschat.data.encoding import decode_response
 from dschat.models.layout import PassSize
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import Ends, TerminationCondition
-from dschat.scoring.segments import Segments
 from dschat.scoring.source import UNSCORED, Measured, ResponseTexts, Scores, scores_of
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.models import PPOModels, response_logprobs, response_values
@@ -30,6 +29,7 @@ from macro_actions.segments import on_last_tokens, segment
 from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
 
 if TYPE_CHECKING:
+    from dschat.scoring.segments import Segments
     from macro_actions.token_text import TokenReader
 
 # Further numbers of each response by name, (B,) each: parts of the score, and the metric function's results.
@@ -236,6 +236,7 @@ class RolloutScorer:
 
     def _segments_of(self, rollout: Rollout, texts: ResponseTexts, macro: MacroActions) -> Segments:
         """Texts and lengths of the macro actions of each response, for the score sources."""
+        from dschat.scoring.segments import Segments
         from macro_actions.token_text import texts_of_macro_actions
 
         decode = partial(decode_response, self._tokenizer)
