@@ -193,15 +193,18 @@ def test_a_downloaded_folder_of_several_splits_is_refused(pattern, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "last"),
     [
-        (["00000-of-00003", "00001-of-00003"], "train-00002-of-00003 is missing; download the whole folder"),
-        (["00000-of-00001", "00000-of-00002"], "train-*: files of 00001 and of 00002; keep one edition"),
+        (["00000-of-00003", "00001-of-00003"], 2),
+        (["00000-of-00001", "00000-of-00002"], 1),
+        (["00000-of-00001", "00001-of-00002"], 1),
+        (["00000-of-00001-aa", "00000-of-00001-bb"], 0),
     ],
 )
-def test_a_download_that_is_not_whole_is_refused(names, said, tmp_path):
+def test_a_download_that_is_not_whole_is_refused(names, last, tmp_path):
     for name in names:
         write_rows(tmp_path / "mine" / "data" / f"train-{name}.parquet", [{"prompt": "a", "response": "b"}])
+    said = f"/train-*: 2 files, and not number 0 to {last} of one edition; download the whole folder anew"
     assert said in error_of(tmp_path / "mine")
 
 

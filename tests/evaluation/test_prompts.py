@@ -216,6 +216,8 @@ def test_a_file_that_has_changed_since_the_training_is_refused(options, trained,
     folder = tmp_path / "folder"
     parts = [write_jsonl(folder / f"train{number}.jsonl", plain_rows(100 + number)) for number in (1, 2)]
     model = trained("run2", folder)
+    inner = trained("run3", folder, write_jsonl(folder / "deeper" / "more.jsonl", plain_rows(30)))
+    select_prompts(options(data_path=str(folder), model=inner), bytes_tokenizer)
     parts[1].unlink()
     with pytest.raises(UserError, match="folder has changed since"):
         select_prompts(options(data_path=str(folder), model=model), bytes_tokenizer)

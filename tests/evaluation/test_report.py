@@ -109,7 +109,7 @@ def test_scores_of_different_functions_are_not_compared(two_runs):
     config["metric_function"] = "other/synthetic.py:gold_scores"
     (two_runs["PPO"] / "train_config.json").write_text(json.dumps(config))
     assert sentences_of(two_runs) == [] and "difference" not in headline_of(two_runs)
-    config["metric_function"] = "./pkg/../pkg/synthetic.py:gold_scores"
+    config |= {"metric_function": "./pkg/../pkg/synthetic.py:gold_scores", "max_tests": 1}  # not of gold scores
     (two_runs["PPO"] / "train_config.json").write_text(json.dumps(config))
     assert sentences_of(two_runs) and "difference" in headline_of(two_runs)
 

@@ -74,6 +74,8 @@ FLAGS = EndpointFlags("--user_server", "--user_model", "USER_API_KEY", "--max_ne
     [
         ("Question: a?\nQuestion:\n b?\n", "b?"),
         ("Why. **Next question:** b?", "b?"),
+        ("It is open.</think>Question: b?", "b?"),
+        ("I should ask. Question: maybe a?</think>b?\nQuestion: b?", "b?"),
         ("It is open. question: b?", "b?"),
         ("Question: What does </think> mean here?", "What does </think> mean here?"),
         ("I stop here. Question: ", None),
@@ -93,6 +95,7 @@ def test_the_question_stands_behind_the_last_mark(text, question):
 
 def test_an_answer_without_a_mark_is_the_question_if_it_is_complete():
     assert question_of(" b?\n", is_complete=True) == question_of("<think>a</think>\nb?", is_complete=True) == "b?"
+    assert question_of("It is open.</think>b?", is_complete=True) == "b?"
     assert question_of("The user would say this because", is_complete=False) is None
 
 

@@ -104,13 +104,12 @@ def _require_one_split(folder: Path, files: list[Path]) -> None:
             "holds the files of one of them."
         )
     for name, of_name in shards.items():
-        counts = sorted({shard[3] for shard in of_name})
-        if len(counts) > 1:
-            raise UserError(f"--data_path {name}-*: files of {' and of '.join(counts)}; keep one edition.")
-        missing = set(range(int(counts[0]))) - {int(shard[2]) for shard in of_name}
-        if missing:
+        numbers = sorted(int(shard[2]) for shard in of_name)
+        counts = {int(shard[3]) for shard in of_name}
+        if numbers != list(range(max(counts))) or len(counts) > 1:
             raise UserError(
-                f"--data_path {name}-{min(missing):05}-of-{counts[0]} is missing; download the whole folder."
+                f"--data_path {name}-*: {len(numbers)} files, and not number 0 to {max(counts) - 1} of one edition;"
+                " download the whole folder anew."
             )
 
 

@@ -16,8 +16,9 @@ from dschat.settings.rewards import SCORE_SOURCES, SIMULATED_USER, SOURCE_FLAGS
 Runs = Sequence[RunData]  # not empty
 Labels = Mapping[str, str]  # metrics of which higher is better → names in the report, see `labels_of`
 
+OF_PROGRAMS = ("program_reward", "program_block", "max_tests")
 # Flags that say where scores come from.
-SCORING_FLAGS = (*SOURCE_FLAGS, "reward_weights", "program_reward", "judge_model", "judge_url")
+SCORING_FLAGS = (*SOURCE_FLAGS, "reward_weights", "rm_template", *OF_PROGRAMS, "judge_model", "judge_url")
 EVALUATED = (*HEADLINES, "length", "eos_rate")  # metrics of the table of evaluations
 
 
@@ -201,7 +202,8 @@ def is_scored_alike(runs: Runs, metric: str) -> bool:
         for flag in flags:
             value = run.config.get(flag)
             # A path has several spellings. Names that are none become paths that are alike if the names are.
-            values.append(os.path.abspath(value) if isinstance(value, str) else value)
+            for item in value if isinstance(value, list) else [value]:
+                values.append(os.path.abspath(item) if isinstance(item, str) else item)
         scorers.append(values)
     return all(values == scorers[0] for values in scorers)
 

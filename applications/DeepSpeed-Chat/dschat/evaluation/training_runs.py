@@ -199,7 +199,7 @@ def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
             continue
         own_hashes = set()
         for file, content in record.get("sha256", {}).items():
-            if Path(path) in (Path(file), *Path(file).parents):
+            if _innermost(file, paths) == path:
                 own_hashes.add(content)
         is_same_source = _is_same_source(data, path)
         if is_same_source and own_hashes and hashes != own_hashes:
@@ -210,6 +210,13 @@ def _has_split(run: Path, data: str, hashes: set[str]) -> bool:
         if is_same_source or not hashes.isdisjoint(own_hashes):
             return True
     return False
+
+
+def _innermost(file: str, paths: Sequence[str]) -> str | None:
+    """The path that a file was read from: one path may lie in another."""
+    around = (Path(file), *Path(file).parents)
+    owners = [path for path in paths if Path(path) in around]
+    return max(owners, key=lambda path: len(Path(path).parts), default=None)
 
 
 def _is_same_source(first: str, second: str) -> bool:

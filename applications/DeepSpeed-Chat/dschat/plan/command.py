@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from dschat.plan.report import PlanReport
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
 from dschat.settings.parse import resolve
 from dschat.settings.presets import find_preset, preset_names
+
+logger = logging.getLogger(__name__)
 
 # A plan starts no run, but the flags of a step are checked together with an output folder.
 OUTPUT_FLAGS = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
@@ -157,23 +160,29 @@ def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:
     """Returns a function that finds the config of a model.
 
     A model that an earlier step will write does not exist yet: it has the config of --config, or of the preset's base
-    model.
+    model, which a warning says where its name might also be one of the hub.
     """
     configs: dict[str, PreTrainedConfig] = {}
+    stand_in = config_flag or base
+
+    def find_other(flag: str) -> PreTrainedConfig:
+        return find_config(stand_in or "", "--config" if config_flag else flag)
 
     def find(path: str, flag: str) -> PreTrainedConfig:
         if path in configs:
             return configs[path]
-        is_future_folder = not Path(path).exists() and (path.startswith("/") or path.count("/") > 1)
-        if is_future_folder and config_flag:
-            configs[path] = find_config(config_flag, "--config")
+        exists = Path(path).exists()
+        is_folder_by_name = path.startswith(("/", ".")) or path.count("/") > 1
+        if stand_in and is_folder_by_name and not exists:
+            configs[path] = find_other(flag)
             return configs[path]
         try:
-            configs[path] = find_config(base if is_future_folder and base else path, flag)
+            configs[path] = find_config(path, flag)
         except UserError:
-            if config_flag is None:
+            if exists or not stand_in:
                 raise
-            configs[path] = find_config(config_flag, "--config")
+            logger.warning("%s %s: there is no such model yet; planned with the config of %s", flag, path, stand_in)
+            configs[path] = find_other(flag)
         return configs[path]
 
     return find

@@ -275,7 +275,7 @@ def _first(raw: Any, origin: str) -> Message:
         content = columns["prompt"]
         messages = messages_of_text(content) if isinstance(content, str) else None
         if messages:
-            return check_dialogue(messages, origin)[0]
+            return check_dialogue(messages[:1], origin)[0]
     else:
         names = ", ".join(map(repr, columns)) or "none"
         raise UserError(f"{origin}: no column 'messages', 'trajectory' or 'prompt' among {names}.")

@@ -27,7 +27,7 @@ MARK = "Question:"
 # Models also write it in bold type: **Question:** or **Question**:. One that begins a line counts before any other,
 # because a message may say "one more question:" itself.
 MARK_PATTERN = re.compile(r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE)
-LINE_PATTERN = re.compile(rf"^\W*{MARK_PATTERN.pattern}", re.IGNORECASE | re.MULTILINE)
+LINE_PATTERN = re.compile(rf"^[\s*_#>]*{MARK_PATTERN.pattern}", re.IGNORECASE | re.MULTILINE)
 THOUGHT_START = "<think>"
 THOUGHT_END = "</think>"
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
@@ -76,16 +76,18 @@ def simulator_prompt(dialogue: Dialogue) -> str:
 
 def without_thoughts(text: str) -> str:
     """What follows the thought that an answer begins with; the template may have opened it. Empty if it has no end."""
-    if text.lstrip().startswith(THOUGHT_START):
-        return text.partition(THOUGHT_END)[2]
-    _, end, answer = text.partition(f"{THOUGHT_END}\n")
-    return answer if end else text
+    thought, end, answer = text.partition(THOUGHT_END)
+    if thought.lstrip().startswith(THOUGHT_START):
+        return answer
+    is_thought = bool(end) and THOUGHT_START not in thought and not LINE_PATTERN.search(thought)
+    return answer if is_thought else text
 
 
 def question_of(text: str, is_complete: bool) -> str | None:
-    """The user's message in a model's answer: what follows the last "Question:", or a whole answer without one.
+    """The user's message in a model's answer: what follows "Question:", or a whole answer without it.
 
-    Thoughts are no part of it. None if it is empty, or if the answer was cut off before it.
+    The last one that begins a line counts, or else the last one. Thoughts are no part of the message. None if it is
+    empty, or if the answer was cut off before it.
     """
     text = without_thoughts(text)
     mark = LINE_PATTERN if LINE_PATTERN.search(text) else MARK_PATTERN
