@@ -90,6 +90,10 @@ SFT_CRITIC_RUNS = {
 # This loss trains a score at every token, so that truncated responses get meaningful scores, and a critic that starts
 # from the reward model has meaningful values for unfinished ones.
 REWARD_LOSS = ["--reward_loss", "per_sample"]
+SMALL_NOTE = (
+    "A small run shows that every part works. Its few updates hardly change the model: differences between runs are"
+    " noise."
+)
 # Points that a truncated response loses. Scores of the quickstart's responses differ by about 3 points.
 MISSING_EOS_PENALTY = 5
 

@@ -15,6 +15,7 @@ from dschat.quickstart.inputs import (
     RUNS,
     SFT_CRITIC_RUNS,
     SMALL,
+    SMALL_NOTE,
     critic_flags,
     make_inputs,
     ppo_flags,
@@ -67,7 +68,7 @@ def run(options: QuickstartOptions) -> str:
         {name: folder / step3.folder for name, step3 in runs.items()},
         folder,
         title="Quickstart: a model learns to write reviews",
-        about=[ABOUT],
+        about=[SMALL_NOTE, ABOUT] if options.small else [ABOUT],
         notes=[CRITIC_NOTE],
     )
     seconds = time.perf_counter() - start_time

@@ -23,7 +23,7 @@ from dschat.base.jsonl import read_object, write_rows
 from dschat.base.kept import Kept
 from dschat.evaluation.generate_options import model_name
 from dschat.evaluation.runs import build_report
-from dschat.quickstart.inputs import make_folder
+from dschat.quickstart.inputs import SMALL_NOTE, make_folder
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model
 from dschat.quickstart.real.instructions import held_out_instructions, training_instructions
@@ -38,8 +38,8 @@ MIN_ROWS = 20  # demonstrations or comparisons
 DATASET = "instructions"  # name of the sampled data set, in the results folder
 TIME_ON_A_GPU = "a model of 135 million parameters takes some minutes on a GPU"
 TIME_ON_A_CPU = (
-    "without a GPU, a small run: about 20 minutes on 2 cores for a model of 135 million parameters. Five updates show"
-    " that every part runs; they hardly change the model"
+    "without a GPU, a small run: about 20 minutes on 2 cores for a model of 135 million parameters. Its five updates"
+    " show that every part runs"
 )
 GOLD_NOTE = (
     "Gold score, 0 to 1: a quarter for naming the topic, a quarter for the number of complete sentences that the"
@@ -158,7 +158,8 @@ def run(options: QuickstartOptions) -> str:
     train_policies(real, steps, options.jobs)
     runs = {name: output for name, (output, _) in steps.items()}
     title = f"PPO and MA-PPO on {options.model}"
-    summary = build_report(runs, real.folder, title=title, about=[GOLD_NOTE], notes=[REWARD_MODEL_NOTE])
+    about = [GOLD_NOTE] if is_full else [SMALL_NOTE, GOLD_NOTE]
+    summary = build_report(runs, real.folder, title=title, about=about, notes=[REWARD_MODEL_NOTE])
     seconds = time.perf_counter() - start_time
     return f"{summary.without_details().text()}\nreport: {real.folder / 'report.html'} ({seconds:.0f} s in this start)"
 
