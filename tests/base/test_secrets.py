@@ -28,7 +28,9 @@ def test_a_secret_as_a_request_carries_it(monkeypatch):
     """A file's line end is none of it; what no header can hold is refused without being shown."""
     monkeypatch.setenv("REWARD_API_KEY", "secret\n")
     assert secret_of("REWARD_API_KEY") == "secret" and secret_of("NO_SUCH_KEY") == ""
-    for wrong in ("geheimnüß", "two words", "a\nb"):
+    monkeypatch.setenv("REWARD_API_KEY", "a secret of words")
+    assert secret_of("REWARD_API_KEY") == "a secret of words"
+    for wrong in ("geheimnüß", "a\nb"):
         monkeypatch.setenv("REWARD_API_KEY", wrong)
         with pytest.raises(UserError, match="^REWARD_API_KEY holds characters that no key has; copy it again.$"):
             secret_of("REWARD_API_KEY")

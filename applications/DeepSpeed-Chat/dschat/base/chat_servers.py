@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from dschat.base.errors import UserError
 from dschat.base.progress import RepeatedLines
 from dschat.base.reply_cache import Reply
-from dschat.base.secrets import checked_secret
+from dschat.base.secrets import WRONG_KEY, checked_secret
 from dschat.base.servers import is_local, open_client
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def with_key(endpoint: Endpoint, given: str | None = None) -> Endpoint:
         keys[OPENAI_KEY] = os.environ.get(OPENAI_KEY)
     for source, value in keys.items():
         key = checked_secret(source, value)
+        if " " in key:  # a secret of one's own may hold one
+            raise UserError(WRONG_KEY.format(source))
         if key:
             _warn_if_unencrypted(endpoint, source)
             return replace(endpoint, key=key, key_source=source)

@@ -6,6 +6,7 @@ import re
 
 from dschat.base.errors import UserError
 
+WRONG_KEY = "{} holds characters that no key has; copy it again."
 # Parts of names. Neither the settings of tokenizers nor the names of authors and of hosts without a proxy are secrets.
 SECRET_NAME = re.compile(
     r"TOKEN(?!IZER)|KEY|SECRET|PASSW|PASSPHRASE|_PASS$|CREDENTIAL|AUTH(?!OR)|(?<!NO_)PROXY|COOKIE|WEBHOOK",
@@ -22,9 +23,9 @@ def checked_secret(source: str, value: str | None) -> str:
     """A secret without blanks around it, such as the line end of a file.
 
     Raises:
-        UserError: it holds characters that no key has; names the source and not the secret.
+        UserError: it holds characters that no header can carry; names the source and not the secret.
     """
     secret = (value or "").strip()
-    if not (secret.isascii() and secret.isprintable()) or " " in secret:
-        raise UserError(f"{source} holds characters that no key has; copy it again.")
+    if not (secret.isascii() and secret.isprintable()):
+        raise UserError(WRONG_KEY.format(source))
     return secret
