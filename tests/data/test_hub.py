@@ -204,7 +204,7 @@ def test_a_downloaded_folder_of_several_splits_is_refused(pattern, tmp_path):
 def test_a_download_that_is_not_whole_is_refused(names, last, tmp_path):
     for name in names:
         write_rows(tmp_path / "mine" / "data" / f"train-{name}.parquet", [{"prompt": "a", "response": "b"}])
-    said = f"/train-*: 2 files, and not number 0 to {last} of one edition; download the whole folder anew"
+    said = f"/train-*: 2 files, and not number 0 to {last} of one edition; download the rest, or give one of the files"
     assert said in error_of(tmp_path / "mine")
 
 

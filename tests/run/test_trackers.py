@@ -196,7 +196,6 @@ def test_a_tracker_that_failed_gets_all_rows_when_a_run_goes_on(tmp_path):
     log = MetricsLog(tmp_path, [Broken(tmp_path / "a"), working])
     assert log.tracked_runs() == ["tensorboard"]
     log.close()
-    log.close()  # once is enough
 
 
 def test_samples_as_text_in_tensorboard(tmp_path):

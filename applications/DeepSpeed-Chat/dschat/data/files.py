@@ -109,7 +109,7 @@ def _require_one_split(folder: Path, files: list[Path]) -> None:
         if numbers != list(range(max(counts))) or len(counts) > 1:
             raise UserError(
                 f"--data_path {name}-*: {len(numbers)} files, and not number 0 to {max(counts) - 1} of one edition;"
-                " download the whole folder anew."
+                " download the rest, or give one of the files."
             )
 
 

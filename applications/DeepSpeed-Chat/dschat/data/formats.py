@@ -138,11 +138,12 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
         row = replace(row, extra=raw)
     if row.prompt is not None and keys.apply_chat_template:
         messages = messages_of_text(row.prompt)
-        if messages:  # replies of HH-RLHF begin with the blank behind "Assistant:"
+        if messages is None:
+            messages = [{"role": "user", "content": row.prompt}]
+        else:  # replies of HH-RLHF begin with the blank behind "Assistant:"
             chosen = row.chosen and row.chosen.strip()
             row = replace(row, chosen=chosen, rejected=row.rejected and row.rejected.strip())
         arguments = template_arguments(without_nulls(raw) if fills_nulls else raw, origin)
-        messages = messages or [{"role": "user", "content": row.prompt}]
         row = replace(row, prompt=None, messages=messages, template_arguments=arguments)
     return row
 

@@ -477,15 +477,13 @@ def read_share(
             )
         )
     for source, split in zip(keep_apart(parts, whole_sources), splits, strict=True):
-        source_train = source.train
-        source_eval = source.eval
-        train += source_train
-        held_out.append(source_eval)
+        train += source.train
+        held_out.append(source.eval)
         files += source.files
         record = described(
             source.name,
-            len(source_train),
-            len(source_eval),
+            len(source.train),
+            len(source.eval),
             source.dropped,
             source.num_rows,
             split,

@@ -138,7 +138,9 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
     if response_files:
         verdicts: dict[str, Comparison] = {}
         for vote in votes:
-            verdicts[vote.comparison.id] = vote.comparison
+            for comparison in (vote.comparison, vote.exchanged().comparison):
+                texts = (comparison.prompt, comparison.response_a, comparison.response_b)
+                verdicts[pair_id(*texts)] = comparison
         votes += _compare_rewards(response_files, margin, verdicts)
     return votes
 
@@ -180,7 +182,7 @@ def _compare_rewards(files: Sequence[Path], margin: float, verdicts: Mapping[str
     """Votes of the reward model on each two files with the same prompts, of different models.
 
     The models are named after their files. If no verdict is on models of these names, as with files of several data
-    sets, a pair has the models and data set of the verdict on its texts; `verdicts` are by their ids.
+    sets, a pair has the models and data set of the verdict on its texts; `verdicts` are by `pair_id`, in both orders.
     """
     names = dict(zip(files, model_names(files), strict=True))
     votes = []
@@ -197,24 +199,15 @@ def _compare_rewards(files: Sequence[Path], margin: float, verdicts: Mapping[str
             reward_b = _reward_of(pair.b)
             verdict = score_verdict(reward_a, reward_b, margin)
             comparison = compared(pair, verdict, "reward", REWARD_MODEL, models, "", {})
-            if frozenset(models) not in judged_models:
-                comparison = _named_like(comparison, verdicts)
+            judged = verdicts.get(comparison.id)
+            if judged is not None and frozenset(models) not in judged_models:
+                comparison = replace(
+                    comparison, model_a=judged.model_a, model_b=judged.model_b, dataset=judged.dataset
+                )
             votes.append(Vote(comparison, (file_a, file_b), rewards=(reward_a, reward_b)))
     for scorers_of_models in scorers.values():
         require_same_scorer(scorers_of_models)
     return votes
-
-
-def _named_like(comparison: Comparison, verdicts: Mapping[str, Comparison]) -> Comparison:
-    """A comparison with the models and data set of a verdict on the same texts, in either order, if there is one."""
-    swapped_id = pair_id(comparison.prompt, comparison.response_b, comparison.response_a)
-    if comparison.id in verdicts:
-        verdict = verdicts[comparison.id]
-        return replace(comparison, model_a=verdict.model_a, model_b=verdict.model_b, dataset=verdict.dataset)
-    if swapped_id in verdicts:
-        verdict = verdicts[swapped_id]
-        return replace(comparison, model_a=verdict.model_b, model_b=verdict.model_a, dataset=verdict.dataset)
-    return comparison
 
 
 def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[tuple[Path, Path]]:

@@ -17,9 +17,6 @@ from dschat.judge.questions import JudgeQuestion
 # The beginning of an object with a key, also where the text ends within the key. In prose, "{}", "{ 1" and
 # '{"A", "B"}' are none.
 OBJECT_START = re.compile(r"""\{\s*"(?:[^"\\]|\\.)*+("\s*:|"?\s*\Z)""", re.DOTALL)
-THOUGHT = r"think|thinking|thought|thoughts|reasoning"
-THOUGHT_START = re.compile(rf"<(?:{THOUGHT})>|\[THINK\]")
-THOUGHT_END = re.compile(rf"</(?:{THOUGHT})>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 MAX_QUOTED = 2000  # characters of an unreadable answer that go into the repair request
 
 Ask = Callable[[JudgeQuestion], Reply]  # asks the judge
@@ -35,17 +32,6 @@ class UnreadableAnswer(ValueError):
     """
 
     replies: tuple[Reply, ...] = ()
-
-
-def without_thoughts(text: str) -> str:
-    """Answer of a reasoning model: the text after its last block of thoughts, empty if the block is not closed.
-
-    Text that begins with an object, in a code block or not, is returned unchanged: its strings may hold these marks.
-    """
-    if text.lstrip().startswith(("{", "```")):
-        return text
-    ends = [end.end() for end in THOUGHT_END.finditer(text)]
-    return THOUGHT_START.split(text[max(ends, default=0) :])[0]
 
 
 def json_objects(text: str) -> tuple[list[dict[str, object]], list[str]]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dschat.base.reply_cache import Reply
-from dschat.judge.answers import UnreadableAnswer, json_objects, without_thoughts
+from dschat.base.thoughts import without_thoughts
+from dschat.judge.answers import UnreadableAnswer, json_objects
 from dschat.judge.questions import JudgeQuestion, object_schema, question_about
 from dschat.judge.rubrics import REASON, Rubric
 

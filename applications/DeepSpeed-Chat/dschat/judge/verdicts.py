@@ -16,8 +16,9 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
 from dschat.base.progress import progress
 from dschat.base.reply_cache import Reply
+from dschat.base.thoughts import without_thoughts
 from dschat.evaluation.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
-from dschat.judge.answers import Ask, Keep, UnreadableAnswer, ask_until_read, json_objects, without_thoughts
+from dschat.judge.answers import Ask, Keep, UnreadableAnswer, ask_until_read, json_objects
 from dschat.judge.published_rubrics import PLACES, answer_form, question_of
 from dschat.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 from dschat.judge.rubrics import VERDICT_KEYS, Rubric

@@ -98,11 +98,8 @@ def refuse_pointers(path: str, where: str) -> None:
             refuse_pointer(file, where)
 
 
-def refuse_pickles(path: str, where: str, adapter: Path | None = None) -> None:
-    """Raises UserError if a folder holds its weights only as pickles; the message begins with `where`.
-
-    `adapter` is the folder of an adapter whose base the folder is.
-    """
+def refuse_pickles(path: str, where: str) -> None:
+    """Raises UserError if a folder holds its weights only as pickles; the message begins with `where`."""
     folder = Path(path)
     if any(folder.glob("*.safetensors")):
         return
@@ -119,14 +116,9 @@ def refuse_pickles(path: str, where: str, adapter: Path | None = None) -> None:
     else:
         remedy = (
             "Convert the model, which may be a reward model or critic of DeepSpeed-Chat: `python -m"
-            f" dschat.models.convert {folder} NEW_FOLDER`. Then give NEW_FOLDER"
+            f" dschat.models.convert {folder} NEW_FOLDER`. Then give NEW_FOLDER, also in the adapter_config.json of an"
+            " adapter on it."
         )
-        if adapter is not None:
-            remedy += (
-                f" as base_model_name_or_path in {adapter}/adapter_config.json, and remove base_hash from its"
-                " adapter_notes.json, if it has any"
-            )
-        remedy += "."
     raise UserError(f"{where}: {file} is a pickle, and no weights are there in safetensors. {remedy}")
 
 

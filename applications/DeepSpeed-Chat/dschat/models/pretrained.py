@@ -89,8 +89,7 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     source = ModelSource.of(path, flag)
     for folder in (source.base, *map(str, source.adapters)):
         refuse_pointers(folder, source.where)
-        adapter = source.adapters[0] if source.adapters and folder == source.base else None
-        refuse_pickles(folder, source.where, adapter)
+        refuse_pickles(folder, source.where)
     with explaining("model", source.base, source.named_base):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.base, trust_remote_code=False, **options)
     for adapter in source.adapters:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,27 +163,19 @@ def _config_loader(config_flag: str | None, base: str | None) -> ConfigLoader:
     A model that an earlier step will write does not exist yet: it has the config of --config, or of the preset's base
     model, which a warning says where its name might also be one of the hub.
     """
-    configs: dict[str, PreTrainedConfig] = {}
     stand_in = config_flag or base
 
-    def find_other(flag: str) -> PreTrainedConfig:
-        return find_config(stand_in or "", "--config" if config_flag else flag)
-
+    @cache
     def find(path: str, flag: str) -> PreTrainedConfig:
-        if path in configs:
-            return configs[path]
         exists = Path(path).exists()
         is_folder_by_name = path.startswith(("/", ".")) or path.count("/") > 1
-        if stand_in and is_folder_by_name and not exists:
-            configs[path] = find_other(flag)
-            return configs[path]
-        try:
-            configs[path] = find_config(path, flag)
-        except UserError:
-            if exists or not stand_in:
-                raise
-            logger.warning("%s %s: there is no such model yet; planned with the config of %s", flag, path, stand_in)
-            configs[path] = find_other(flag)
-        return configs[path]
+        if exists or not stand_in:
+            return find_config(path, flag)
+        if not is_folder_by_name:
+            try:
+                return find_config(path, flag)
+            except UserError:
+                logger.warning("%s %s: no such model yet; planned with the config of %s", flag, path, stand_in)
+        return find_config(stand_in, "--config" if config_flag else flag)
 
     return find

@@ -125,11 +125,13 @@ def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
 
 
 def at_stage(config: PPOConfig, stage: int) -> Change:
-    """The ZeRO stage of both models: by the flags of each, which win, if one of them is given."""
-    flags = {"actor_zero_stage", "critic_zero_stage"}
-    if config.arguments.keys() & flags:
-        return dict.fromkeys(sorted(flags), stage)
-    return {"zero_stage": stage}
+    """The ZeRO stage of the trained models: by the flags of each, which win, if one of them is given."""
+    flags = ["actor_zero_stage"]
+    if config.advantages.needs.critic:
+        flags.append("critic_zero_stage")
+    if config.arguments.keys().isdisjoint(flags):
+        return {"zero_stage": stage}
+    return dict.fromkeys(flags, stage)
 
 
 def smaller(config: PPOConfig) -> Iterator[Change]:

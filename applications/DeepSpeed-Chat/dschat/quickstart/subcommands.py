@@ -3,7 +3,6 @@
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,10 +29,10 @@ class Processes:
         return batch // self.count
 
     def command(self, name: str, flags: Sequence[str]) -> list[str]:
-        """The command line of a subcommand; several processes are started by a launcher with a free port."""
+        """The command line of a subcommand, which starts its processes."""
         words = [sys.executable, "-m", "dschat", *name.split(), *flags]
         if self.count > 1:
-            words += ["--num_gpus", str(self.count), "--master_port", free_port()]
+            words += ["--num_gpus", str(self.count)]
         return words
 
 
@@ -90,13 +89,6 @@ def run_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Process
         return
     print(f"== {len(runs)} runs of step 3, {at_once} at a time; the output of each is shown when it ends", flush=True)
     run_steps([("ppo", flags) for flags in runs], at_once, threads)
-
-
-def free_port() -> str:
-    """A port of this machine that no process listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def _run_captured(threads: int, command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -271,12 +271,10 @@ class MetricsLog:
         return [tracker.name for tracker in self._trackers if tracker.run_id is not None]
 
     def close(self) -> None:
-        """Closes the file and the trackers; once."""
+        """Closes the trackers, and the file, whose rest a full disk may have no room for."""
         if self._file is not None:
-            file = self._file
-            self._file = None
-            self._each(lambda tracker: tracker.close())  # also if the disk has no room for the rest of the file
-            file.close()
+            self._each(lambda tracker: tracker.close())
+            self._file.close()
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):

@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -107,6 +107,7 @@ class RunOutput:
         self._config = config
         self._awaits_resume = config.output.resume_from_checkpoint is not None  # until the checkpoint is loaded
         self._has_begun = False
+        self._opened = ExitStack()  # of what `begin` opens
         self._lock: Lock | None = None
         if broadcast_object(self.folder.exists()):
             self._lock_folder()
@@ -141,7 +142,8 @@ class RunOutput:
             if is_main():
                 self._move_earlier_run()
                 self._save_record()
-            self.metrics = MetricsLog(self.folder, self._trackers, keep=self._awaits_resume)
+            log = MetricsLog(self.folder, self._trackers, keep=self._awaits_resume)
+            self.metrics = self._opened.enter_context(closing(log))
 
     def _move_earlier_run(self) -> None:
         """Moves an earlier run's files into a subfolder, with --overwrite_output_dir."""
@@ -230,8 +232,7 @@ class RunOutput:
 
     def close(self) -> None:
         """Closes the log and its trackers, whose last rows would be lost in a process that ends at once."""
-        if hasattr(self, "metrics"):
-            self.metrics.close()
+        self._opened.close()
 
     def finish(self) -> None:
         """Marks the run as finished."""

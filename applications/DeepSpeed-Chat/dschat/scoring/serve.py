@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,14 +39,13 @@ GRACE = 30  # seconds after a signal in which requests may be completed
 
 
 class Scorer:
-    """Scores requests, one at a time."""
+    """Scores requests; `application` gives it one at a time."""
 
     def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
         """Takes a reward model, and the maximum number of tokens of a text; the model's own limit if not given."""
         self._reader = reader
         if max_tokens is not None:
             reader.shorten(max_tokens)
-        self._lock = threading.Lock()
 
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
         """The answer: "scores", a number or None for each response, and the reason for the first None as "error"."""
@@ -67,8 +65,7 @@ class Scorer:
             segments = Segments(request.segments, [])
             texts = prefix_texts(replace(texts, segments=segments))
 
-        with self._lock:
-            scores, problems = self._read(texts)
+        scores, problems = self._read(texts)
         for number, score in enumerate(scores):
             if not math.isfinite(score):
                 problems.setdefault(number, f"the score of {texts.rows[number].origin} is {score}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from dschat.base.chat_servers import Endpoint, RequestRejected, Unanswered, complete, open_chat, with_retries
 from dschat.base.errors import UserError
 from dschat.base.reply_cache import Reply, ReplyCache, digest_of
+from dschat.base.thoughts import without_thoughts
 from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
 
@@ -28,8 +29,6 @@ MARK = "Question:"
 # because a message may say "one more question:" itself.
 MARK_PATTERN = re.compile(r"question(?:\**:\*+(?!\S)|\**:)", re.IGNORECASE)
 LINE_PATTERN = re.compile(rf"^[\s*_#>]*{MARK_PATTERN.pattern}", re.IGNORECASE | re.MULTILINE)
-THOUGHT_START = "<think>"
-THOUGHT_END = "</think>"
 INSTRUCTIONS = f"""Below is a conversation between a user and an assistant. You play the user.
 
 {{dialogue}}
@@ -74,22 +73,14 @@ def simulator_prompt(dialogue: Dialogue) -> str:
     return INSTRUCTIONS.replace("{dialogue}", messages)
 
 
-def without_thoughts(text: str) -> str:
-    """What follows the thought that an answer begins with; the template may have opened it. Empty if it has no end."""
-    thought, end, answer = text.partition(THOUGHT_END)
-    if thought.lstrip().startswith(THOUGHT_START):
-        return answer
-    is_thought = bool(end) and THOUGHT_START not in thought and not LINE_PATTERN.search(thought)
-    return answer if is_thought else text
-
-
 def question_of(text: str, is_complete: bool) -> str | None:
     """The user's message in a model's answer: what follows "Question:", or a whole answer without it.
 
     The last one that begins a line counts, or else the last one. Thoughts are no part of the message. None if it is
     empty, or if the answer was cut off before it.
     """
-    text = without_thoughts(text)
+    if not LINE_PATTERN.match(text):  # a message may speak of the marks of thoughts
+        text = without_thoughts(text)
     mark = LINE_PATTERN if LINE_PATTERN.search(text) else MARK_PATTERN
     *before, message = mark.split(text)
     if not before and not is_complete:
