@@ -68,6 +68,11 @@ def test_an_unknown_second_word_is_named(capsys):
     assert "refuel-data generate" in said.err and "refuel-data tokenize" in said.err
 
 
+def test_flags_before_the_command(capsys):
+    assert main(["--seed", "1", "ppo"]) == 2
+    assert "flags come behind the command: dschat ppo --help" in capsys.readouterr().err
+
+
 def test_a_group_of_commands_is_listed(capsys):
     assert main(["refuel-data"]) == 2 and "there is no command" not in capsys.readouterr().err
     assert main(["refuel-data", "--help"]) == 0 and "  refuel-data rank" in capsys.readouterr().out

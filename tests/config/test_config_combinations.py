@@ -11,6 +11,7 @@ SOUND = {
         "--macro_reward mean --isolate_last_token",
         "--macro_reward mean --isolate_last_token --value_function first",
         "--macro_reward mean --ngram 1",
+        "--macro_reward mean --value_function unit",
         "--termination_condition turn --isolate_last_token --normalize_advantages row",
         "--policy_ratio sequence_mean --rollout_is_mask 0.2 4 --rollout_engine vllm --vllm_url http://h:1",
         "--num_warmup_steps 0 --warmup_ratio 0.1",
@@ -46,6 +47,7 @@ def test_sound_combinations_are_silent(step, flags, caplog):
     ("step", "flags", "message"),
     [
         ("ppo", "--macro_reward mean", "--isolate_last_token"),
+        ("ppo", "--macro_reward mean --value_function first", "--isolate_last_token"),
         ("ppo", "--advantage_estimator sae --value_function first", "--value_function: of no effect with"),
         ("ppo", "--macro_reward mean --termination_condition ppl --ppl_mode token", "--isolate_last_token"),
         (

@@ -315,6 +315,28 @@ def test_where_no_data_set_is_named(tmp_path):
             sections_of(judge, other, *unnamed)
 
 
+@pytest.mark.parametrize("names", [("ma", "ppo"), ("ppo", "ma")])
+def test_files_of_several_data_sets_stay_with_their_verdicts(names, tmp_path):
+    """Files of one name are told apart by their folders, which no verdict knows; texts say whose they are."""
+    verdicts = []
+    responses = {}
+    for dataset in ("summarize", "hh-rlhf"):
+        rows = [verdict_row(number, "A", dataset=dataset, prompt=f"{dataset} {number}") for number in (0, 1)]
+        verdicts.append(verdict_file(tmp_path, dataset, rows))
+        for name, side, reward in (("ma", "response_a", 1.0), ("ppo", "response_b", 0.0)):
+            scored = [{"prompt": row["prompt"], "response": row[side], "reward": reward} for row in rows]
+            responses[dataset, name] = write_jsonl(tmp_path / dataset / f"{name}.jsonl", scored)
+    files = [responses[dataset, name] for name in names for dataset in ("summarize", "hh-rlhf")]
+    sections = sections_of(*verdicts, *files)
+    assert [(one.models, one.dataset) for one in sections] == [
+        (("ma", "ppo"), "summarize"),
+        (("ma", "ppo"), "hh-rlhf"),
+    ]
+    for section in sections:
+        assert [rater.rater for rater in section.raters] == ["judge gpt", "reward model"]
+        assert section.raters[1].rates.tally == Tally(2, 0, 0)
+
+
 def test_criteria_have_rates_of_their_own(tmp_path):
     rows = [
         verdict_row(0, "A", aspects={"accuracy": "A", "use": "tie"}),

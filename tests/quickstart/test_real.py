@@ -24,7 +24,7 @@ from dschat.quickstart.real import gold, package_model, pipeline
 from dschat.quickstart.real.gold import gold_score
 from dschat.quickstart.real.instructions import KINDS, TOPICS, held_out_instructions, training_instructions
 from dschat.quickstart.real.samples import LABEL_NOISE, Answers, ScoredAnswer, make_comparisons, make_demonstrations
-from dschat.quickstart.subcommands import Processes
+from dschat.quickstart.subcommands import Processes, run_step
 from dschat.run.model_card import base_licence, hub_base
 
 TEXTS = ["Write one sentence about the sea.", "Trains are a lovely way to see the mountains.", "You are welcome!"] * 20
@@ -309,3 +309,18 @@ def test_killed_pipeline_goes_on_where_it_stood(tmp_path: Path) -> None:
 
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0 and "== dschat" not in again.stdout, "nothing is run a second time"
+
+
+def test_a_shells_number_of_gpus_is_not_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has as many processes as its flags say, by which its batches were divided."""
+    commands: list[list[str]] = []
+    monkeypatch.setenv("NUM_GPUS", "2")
+
+    def started(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        commands.append([env["NUM_GPUS"], *command[3:]])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("subprocess.run", started)
+    run_step("sft", [], Processes(1))
+    run_step("sft", [], Processes(4))
+    assert commands == [["1", "sft"], ["1", "sft", "--num_gpus", "4"]]

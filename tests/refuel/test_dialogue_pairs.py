@@ -38,15 +38,17 @@ def test_the_mask_covers_the_reply_and_what_ends_it(template):
 def test_a_reply_that_was_cut_has_no_end():
     """Its policy did not sample the token; the other reply's does not change."""
     side = "trajectory_sampled_h_from_sampled_len"
-    _, (whole, cut, others), _ = tokenized(
+    _, (whole, cut, other_cut, others), _ = tokenized(
         row(),
         row() | {f"{side}_finished": [True, False, True]},
+        row() | {"trajectory_finished": [True, False, True]},
         row() | {"trajectory_finished": [False, True, False]},  # not that of turn h
     )
     assert sum(cut["chosen_mask"]) == sum(whole["chosen_mask"]) - 1 and cut["reject_mask"] == whole["reject_mask"]
     covered = sum(cut["chosen_mask"]) + cut["chosen_mask"].index(1)
     assert cut["chosen_token"][:covered] == whole["chosen_token"][:covered]
-    assert others == whole
+    assert sum(other_cut["reject_mask"]) == sum(whole["reject_mask"]) - 1
+    assert other_cut["chosen_mask"] == whole["chosen_mask"] and others == whole
 
 
 def test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn():

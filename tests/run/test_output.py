@@ -56,6 +56,29 @@ def test_an_earlier_run_is_moved_aside_when_the_new_one_begins(place, group):
     assert {*files(place / "earlier-2")} == {"config.yaml", "metrics.jsonl", "run.json", "train_config.json"}
 
 
+def test_a_log_is_closed_once_it_was_opened(tmp_path, group):
+    """Also before the run begins, where there is nothing to close yet."""
+    closed = []
+
+    class Tracker:
+        name, run_id = "tracker", None
+
+        def open(self, earlier_rows, update): ...
+
+        def close(self):
+            closed.append(self.name)
+
+    config = ppo_config(tmp_path, overwrite_output_dir=True)
+    run = RunOutput("ppo", config, config.plan_batches(1))
+    run._trackers = [Tracker()]
+    run.close()
+    assert not closed
+    run.begin()
+    run.close()
+    run.close()
+    assert closed == ["tracker"]
+
+
 def test_a_run_that_resumes_moves_nothing(place, group):
     before = files(place)
     run_on(place, resume_from_checkpoint="latest")

@@ -151,6 +151,16 @@ def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
     assert expected[4] in card.text and not [value for value in data.to_dict().values() if value is None]
 
 
+def test_the_card_of_an_adapter_on_an_adapter_names_no_opener_that_loses_one(tmp_path):
+    """peft would load the second over the first."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "adapter_config.json").write_text("{}")
+    model = CardModel("mine", "policy", str(tmp_path / "first"), "out", is_adapter=True)
+    write_model_card(tmp_path, model, {}, new_record("sft", [], 1, 1))
+    card = (tmp_path / "README.md").read_text()
+    assert "AutoPeftModel" not in card and "open this folder with dschat" in card
+
+
 @pytest.mark.parametrize(
     "header",
     [

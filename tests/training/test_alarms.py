@@ -80,6 +80,8 @@ OUTSIDE = [
     ("length", of(CORRELATION, 0.5, -0.91), of(CORRELATION, 0.5, -0.9)),
     ("scale", of(STD, 0.049), of(STD, 0.05)),
     ("counted", of("policy/counted", 0.0), of("policy/counted", 0.01)),
+    # All responses are cut, which has an alarm of its own.
+    ("counted", of("policy/counted", 0.0, **{EOS: 0.1}), of("policy/counted", 0.0, **{EOS: 0.0})),
     ("repetition", of(REPETITION, 0.5, 0.51), of(REPETITION, 0.5, 0.5)),
     ("repeating model", of(REPETITION, 0.51), of(REPETITION, 0.5)),
     # (1 − .7)³² is small; 8 of 64 responses may all be missing by chance: (1 − .125)³² = .014.

@@ -13,7 +13,7 @@ from dschat.data.encoding import encode_responses
 from dschat.data.observations import ConversationEncoder, check_template
 from dschat.rollouts.sampling import row_seed
 from dschat.turns import sampler as rollouts
-from dschat.turns.environments import EnvironmentPool
+from dschat.turns.environments import EnvironmentPool, EpisodeProcess
 from dschat.turns.episodes import EpisodeLimits, EpisodePlayer
 from dschat.turns.sampler import agreed_source, assemble_episodes
 from factories import EOS, PAD, make_tokenizer, sampling_of
@@ -89,6 +89,17 @@ def test_sampled_ids_stay_though_their_text_has_others(pools) -> None:
     ids = episodes[0].ids
     assert ids[: len(reply)] == reply and ids[-len(reply) :] == reply
     assert sampled_ids(episodes[0]) == reply * 3
+
+
+def test_an_environment_is_closed_when_its_episode_is_over(pools, monkeypatch) -> None:
+    """The first reply of one fills its episode, while the other goes on for three turns."""
+    closed_after: list[int] = []
+    first, second, third = three_replies()
+    script = Scripted([[ids_of("a")[:1] * 64, first], [second], [third]])
+    monkeypatch.setattr(EpisodeProcess, "close", lambda process: closed_after.append(len(script.prompts)))
+    player = EpisodePlayer(chat_tokenizer(), sampling_of(), pools("Counts"), LIMITS, False)
+    player.play(script, [make_row("we make")] * 2, [100, 101], [7, 7])
+    assert closed_after[:2] == [1, 3]
 
 
 def sampled_ids(episode: Any) -> list[int]:

@@ -464,8 +464,9 @@ def _list_commands(words: Sequence[str]) -> int:
         stderr; 2 if a subcommand of two words lacks the second, or if there are only unknown flags.
     """
     first = next((word for word in words if not word.startswith("-")), "")
-    if first in COMMANDS:
-        print(f"dschat: error: flags come behind the command: dschat {first} --help", file=sys.stderr)
+    name_behind = next(filter(COMMANDS.__contains__, words), None)  # the first word is none
+    if name_behind is not None and words[0].startswith("-"):
+        print(f"dschat: error: flags come behind the command: dschat {name_behind} --help", file=sys.stderr)
         return 2
     group = {name: command for name, command in COMMANDS.items() if name.startswith(f"{first} ")}
     if first and not group:
