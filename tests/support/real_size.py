@@ -83,7 +83,7 @@ def require_real_size() -> None:
 def check_words(words: Sequence[str]) -> None:
     """A command line with ZeRO 3 must name the file of `as_large_as`; the quickstart, which takes none, is a toy."""
     line = " ".join(map(str, words))
-    is_large = "--deepspeed_config" in line and PREFIX in line or any("training/quickstart/" in str(w) for w in words)
+    is_large = "--deepspeed_config" in line and PREFIX in line or "quickstart" in words
     assert is_large or not re.search(r"zero_stage[ =]3\b", line), f"{line}: {REMEDY}"
 
 

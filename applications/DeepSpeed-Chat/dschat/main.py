@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import TIMED_OUT, UserError, is_lost_peer
+from dschat.base.errors import TIMED_OUT, UserError, is_lost_peer, path_problem
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars, is_interactive, log_plainly
 from dschat.cluster import ClusterNode, adopt, process_of, read_number
@@ -62,6 +62,12 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
         return 2
     except BrokenPipeError:
         pass  # the reader of the output, for instance `head`, has closed it
+    except OSError as error:
+        problem = path_problem(error)
+        if problem is None:
+            raise
+        logger.error("error: %s", problem)
+        return 2
     except KeyboardInterrupt:
         remark = "; what was finished is kept, the same command continues from there" if resumable else ""
         logger.error("interrupted%s", remark)
@@ -242,12 +248,14 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
         return 2
     if isinstance(error, UserError):
         message = f"error: {_rank_prefix()}{error}"
+    elif problem := path_problem(error):
+        message = f"error: {_rank_prefix()}{problem}"
     else:
         traceback.print_exception(error)
         message = f"error: {_rank_prefix()}{_cause_of(error)}"
     print(message, file=sys.stderr)
     _write_first_error(message)
-    return 2 if isinstance(error, UserError) else 1
+    return 2 if isinstance(error, UserError) or path_problem(error) else 1
 
 
 def _cause_of(error: BaseException) -> str:

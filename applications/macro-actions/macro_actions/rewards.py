@@ -188,10 +188,13 @@ class AdaptiveKL:
     horizon: float
 
     def update(self, kl: float, num_samples: int) -> AdaptiveKL:
-        """Controller after ``num_samples`` responses with a mean KL of ``kl`` nats per response."""
+        """Controller after ``num_samples`` responses with a mean KL of ``kl`` nats per response.
+
+        The coefficient changes by a fifth at most; more responses than the horizon count as the horizon.
+        """
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        factor = 1 + error * num_samples / self.horizon
-        return replace(self, value=self.value * factor)
+        horizons = min(num_samples / self.horizon, 1.0)
+        return replace(self, value=self.value * (1 + error * horizons))
 
 
 def kl_controller(kl_coef: float, target: float | None, horizon: float) -> FixedKL | AdaptiveKL:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exception whose message is written for users, and what libraries say when another process has gone."""
 
+import errno
 import re
 
 # Errors of gloo and NCCL when the process at the other end of a connection has ended, and of run/distributed.py:
@@ -9,6 +10,7 @@ LOST_PEER = re.compile(
     r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store|\(--save_timeout\)", re.I
 )
 
+REFUSED_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms|before timing out")  # of gloo and NCCL, after --ddp_timeout
 
 
@@ -23,6 +25,13 @@ class UserError(Exception):
 
 class ServerLost(UserError):
     """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to continue."""
+
+
+def path_problem(error: BaseException) -> str | None:
+    """What is wrong with a path that the system refuses: it may not be read, or its name is too long; else None."""
+    if isinstance(error, OSError) and error.errno in REFUSED_PATH and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give another path, or change its permissions."
+    return None
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -55,7 +55,7 @@ class CostFlags:
     )
 
     def prices(self) -> Prices | None:
-        """Prices per token, or None without both flags.
+        """Prices of the judge model, or None without both flags.
 
         Raises:
             UserError: one of the two prices is missing.
