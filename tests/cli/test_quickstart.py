@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command, warm_programs
+from cli_runs import Result, evaluation_rows, read_jsonl, run_command, warm_programs
 from dschat.programs.levels import weakness
 from dschat.quickstart import reviews
 from dschat.quickstart.inputs import RUNS, SFT_CRITIC_RUNS
@@ -20,10 +20,10 @@ from dschat.settings.ppo import PPOConfig
 from warm_python import PROGRAM_OF_CHILDREN
 
 
-def run_small(script: str, folder: Path, *flags: object, **variables: str) -> Result:
+def run_small(example: list[str], folder: Path, *flags: object, **variables: str) -> Result:
     """Runs an example of the quickstart; without a sandbox, its commands start without the seconds of imports."""
-    command = [sys.executable, TRAINING / "quickstart" / script, "--small", "--output_dir", folder, *flags]
-    if script == "main.py":
+    command = [sys.executable, "-m", "dschat", "quickstart", *example, "--small", "--output_dir", folder, *flags]
+    if not example:
         variables[PROGRAM_OF_CHILDREN] = str(warm_programs() / "python")
     result = run_command(command, **variables).expect(0)
     assert "Traceback" not in result.stdout + result.stderr
@@ -62,7 +62,7 @@ def test_the_runs_of_all(monkeypatch, tmp_path):
 
 def test_small(tmp_path):
     folder = tmp_path / "quick"
-    result = run_small("main.py", folder, "--seed", 1234)
+    result = run_small([], folder, "--seed", 1234)
     assert len(json.loads((folder / "report.json").read_text())["runs"]) == len(RUNS)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
@@ -90,7 +90,7 @@ def test_small(tmp_path):
 @pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 def test_programs_small(tmp_path):
     folder = tmp_path / "programs"
-    result = run_small("programs.py", folder)
+    result = run_small(["programs"], folder)
     assert "pass@1, %" in result.stdout and "pass@5, %" in (folder / "pass-at-k.txt").read_text()
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "MA-PPO (n = 10)" in page and "pass@5" in page
