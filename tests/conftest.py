@@ -91,18 +91,6 @@ def leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not is_left_out(item)]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many hostile programs were run in a sandbox, at how many of its levels."""
-    ran = [
-        report.nodeid for report in terminalreporter.stats.get("passed", []) if "hostile_program_gets" in report.nodeid
-    ]
-    if ran:
-        cases = {tuple(name.partition("[")[2].split("]")[0].split("-", 1)) for name in ran}
-        levels = sorted({level for level, _ in cases})
-        programs = len({program for _, program in cases})
-        terminalreporter.write_line(f"{programs} hostile programs got nothing at {' and '.join(levels)}")
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all test processes of this run see."""

@@ -786,7 +786,6 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("files grow", "_write_files", "_a + _b > _c", "_b > _c", "test_a_large_model_lies_in_several_files"),
     ("log-probs of the token before", "PolicyModel.forward", "_a - 1", "_a",
      "test_log_probs_and_entropy_are_those_of_the_models_own_logits[gemma-1.0]"),
-    ("the fastest rank is called the slowest", "slowest_rank", "max(_a)", "min(_a)", "test_the_slowest_rank"),
     # engine
     ("gloo's interface for every hostname", "choose_interface", "_a or is_reachable(_b)", "_a",
      "test_the_interface_of_a_hostname_that_only_its_machine_can_reach"),

@@ -5,7 +5,6 @@ import ast
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,7 @@ def test_every_mutant_can_be_made() -> None:
     ("function", "old", "new", "message"),
     [
         ("no_such", "_a", "_b", "the package has no no_such"),
-        ("gae", "_a ** _b", "_a", "gae holds '_a [*][*] _b' 0 times"),
         ("gae", "_a * _b", "_a", "gae holds '_a [*] _b' 3 times"),
-        ("gae", "_a * _b  # 4", "_a", "gae holds '_a [*] _b' 3 times"),
         ("gae", "_a - _b", "_a - renamed", "gae does not know renamed"),
         ("gae", "_a - _b", "_a - _b", "gae stays as it is"),
     ],
@@ -42,24 +39,11 @@ def test_a_mutant_whose_test_is_missing_or_one_of_several_is_named(test: str, nu
         mutants.Mutant("a name", "gae", "_a - _b", "_a", test).test_ids()
 
 
-def test_a_place_is_found_wherever_it_is_and_whatever_its_variables_are_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "other.py").write_text("def total(left, right):\n    return (left\n        - 2 * right)\n")
-    monkeypatch.setattr(mutants, "PACKAGES", (tmp_path,))
-    monkeypatch.setattr(mutants, "_defined", mutants._defined.__wrapped__)
-    for function in ("total", "other.total", "room.other.total"):
-        file, text = mutants.Mutant("a name", function, "_a - 2 * _b", "_b - _a", "").made()
-        assert (file, text) == (tmp_path / "room" / "other.py", "def total(left, right):\n    return right - left")
-
-
 @pytest.mark.parametrize(
     ("code", "old", "new", "changed"),
     [
         ("x = a * a + a * b", "_a * _a", "_a", "x = a + a * b"),
         ("f(1, 2, k=3)", "f(*_a, k=_b)", "f(0, *_a)", "f(0, 1, 2)"),
-        ("f(j=1, k=2)", "f(**_a, k=2)", "f(k=3, **_a)", "f(k=3, j=1)"),
         ("f(j=1, k=2)", "k=_a", "k=-_a", "f(j=1, k=-2)"),
         ("a()\nb()", "_a(); _b()", "_b(); _a()", "b()\na()"),
         ("if a:\n    b()", "b()", "pass", "if a:\n    pass"),

@@ -111,7 +111,6 @@ def test_extras_bring_what_commands_ask_for():
             ["report", "nothing", "--output", "report"],
             "dschat report needs matplotlib, rouge_score, scipy, statsmodels,",
         ),
-        (["serve", "--model", "nothing"], "dschat serve needs fastapi, starlette, uvicorn,"),
         (
             ["ppo", "--data_path=a", "--output_dir=b", "--actor_model_name_or_path=c", "--reward_source=programs"]
             + ["--advantage_estimator=grpo", "--samples_per_prompt=2"],
@@ -147,11 +146,6 @@ def test_the_projects_name_no_other_versions():
         lowest = [str(one.version) for one in requirement.specifier if one.operator == ">="]
         bounds.setdefault(requirement.name, set()).update(lowest)
     assert {name: found for name, found in bounds.items() if len(found) > 1} == {}
-
-
-@pytest.mark.parametrize("folder", [DSCHAT, CORE, TREES], ids=lambda folder: folder.name)
-def test_every_distribution_has_the_license(folder):
-    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def built_files(folder: str, names: list[str]) -> set[str]:

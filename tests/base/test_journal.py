@@ -47,7 +47,7 @@ def test_a_journal_refuses_other_settings_and_a_finished_file(tmp_path):
     with pytest.raises(UserError, match=r"--top_k"):
         Journal(file, {"seed": 1, "model": "m", "top_k": 3})
     again = Journal(file, {"seed": 2, "model": "m"}, overwrite=True)
-    assert again.rows == []
+    assert again.rows == [], "rows of other settings are dropped"
     again.finish([{"n": 5}])
     with pytest.raises(UserError, match="exists, finished.*--overwrite"):
         Journal(file, {"seed": 2, "model": "m"})
@@ -82,17 +82,23 @@ def test_settings_with_a_path_that_is_no_unicode_are_those_of_the_same_run(tmp_p
             journal.append([{"n": 0}])
 
 
-def appending(file, then):
-    """A process that appends to a journal, and goes on as the words say."""
-    script = "import os, signal, sys; from pathlib import Path; from dschat.base.journal import Journal\n"
-    script += "journal = Journal(Path(sys.argv[1]), {})\n" + then
-    return subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True)
+# A process that appends to a journal.
+APPENDING = """
+import sys
+from pathlib import Path
+from dschat.base.journal import Journal
+
+journal = Journal(Path(sys.argv[1]), {})
+for n in range(100000):
+    journal.append([{"n": n}])
+    print(n, flush=True)
+"""
 
 
 def test_kill_9_loses_no_row_that_was_appended(tmp_path):
     """The process reports each row after `append` returned; all of them are there afterwards."""
     file = tmp_path / "out.jsonl"
-    with appending(file, "for n in range(100000):\n    journal.append([{'n': n}]); print(n, flush=True)\n") as process:
+    with subprocess.Popen([sys.executable, "-c", APPENDING, file], stdout=subprocess.PIPE, text=True) as process:
         while process.stdout.readline().strip() != "20":
             time.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
@@ -101,36 +107,18 @@ def test_kill_9_loses_no_row_that_was_appended(tmp_path):
     assert kept[: reported[-1] + 1] == list(range(reported[-1] + 1))
 
 
-def begun(file, rows, overwrite, **settings):
-    """A journal that was left with these rows."""
-    journal = Journal(file, settings, overwrite)
-    journal.append(rows)
-    journal.close()
-
-
 def test_a_run_that_overwrites_goes_on_too(tmp_path):
     file = tmp_path / "out.jsonl"
     file.write_text('{"n": "old"}\n')
-    begun(file, [{"n": 0}], True, seed=1)
-    assert file.read_text() == '{"n": "old"}\n'
-    begun(file, [{"n": 1}], True, seed=1)
+    for n in range(2):
+        with closing(Journal(file, {"seed": 1}, overwrite=True)) as journal:
+            journal.append([{"n": n}])
+        assert file.read_text() == '{"n": "old"}\n'
     again = Journal(file, {"seed": 1}, overwrite=True)
     assert again.rows == [{"n": 0}, {"n": 1}]
     again.finish(again.rows)
     assert [json.loads(line)["n"] for line in file.read_text().splitlines()] == [0, 1]
     assert Journal(file, {"seed": 1}, overwrite=True).rows == []  # a finished file is made anew
-
-
-def test_overwriting_drops_a_run_that_was_begun_otherwise(tmp_path):
-    file = tmp_path / "out.jsonl"
-    begun(file, [{"n": 0}], False, seed=1)
-    begun(file, [{"n": 1}], True, seed=1)
-    begun(file, [{"n": 2}], True, seed=2)
-    journal = Journal(file, {"seed": 2}, overwrite=True)
-    assert journal.rows == [{"n": 2}]
-    journal.close()
-    journal.partial.write_text("{broken\n" + journal.partial.read_text())
-    assert Journal(file, {"seed": 2}, overwrite=True).rows == []
 
 
 def test_a_journal_without_rows_leaves_nothing(tmp_path):

@@ -72,7 +72,9 @@ def test_a_run_in_the_process_of_its_command_has_time_stamps(capsys, monkeypatch
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d a line", line) and error == "error: --x: bad"
 
 
-def test_an_unknown_second_word_is_named(capsys):
+def test_a_group_of_commands_is_listed_and_an_unknown_second_word_is_named(capsys):
+    assert main(["refuel-data", "--help"]) == 0 and "  refuel-data rank" in capsys.readouterr().out
+    assert main(["refuel-data"]) == 2 and "there is no command" not in capsys.readouterr().err
     assert main(["refuel-data", "gen"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -83,9 +85,3 @@ def test_an_unknown_second_word_is_named(capsys):
 def test_flags_before_the_command(capsys):
     assert main(["--seed", "1", "ppo"]) == 2
     assert "flags come behind the command: dschat ppo --help" in capsys.readouterr().err
-
-
-def test_a_group_of_commands_is_listed(capsys):
-    assert main(["refuel-data"]) == 2 and "there is no command" not in capsys.readouterr().err
-    assert main(["refuel-data", "--help"]) == 0 and "  refuel-data rank" in capsys.readouterr().out
-    assert main(["refuel-data", "gen", "--help"]) == 2 and "no command refuel-data gen" in capsys.readouterr().err

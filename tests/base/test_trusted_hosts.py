@@ -23,9 +23,10 @@ def request_at(address, *hosts, kind="http"):
     return {"type": kind, "server": address, "path": "/x", "method": "POST", "headers": headers, "query_string": b""}
 
 
-@pytest.mark.parametrize("address", [("127.0.0.1", 80), ("::1", 80), ("127.0.1.1", 80)])
-@pytest.mark.parametrize("port", ["", ":8500"])
-@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize(
+    ("address", "port", "kind"),
+    [(("127.0.0.1", 80), "", "http"), (("::1", 80), ":8500", "http"), (("127.0.1.1", 80), ":8500", "websocket")],
+)
 def test_names_of_this_machine(address, port, kind):
     for name in NAMES:
         assert is_trusted(request_at(address, name + port, kind=kind))

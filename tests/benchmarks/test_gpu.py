@@ -139,8 +139,3 @@ def test_pieces_on_a_cpu() -> None:
     assert all(row["planned_gb"] > 0 for row in training)
     for row in [*training, *iterations]:
         assert 0 < row["scoring_of_limit"] < 1 and 0 < row["training_of_limit"] < 1
-    for row in iterations:
-        # What passes between two phases, on a busy machine the longer, belongs to none of them. Four phases and their
-        # total are rounded to 0.0001 s.
-        rounding = 5 * 0.00005 / row["seconds"]
-        assert 0.9 < sum(row[f"{phase}_share"] for phase in PHASES) < 1 + rounding

@@ -34,11 +34,9 @@ def test_equal_lengths(tmp_path: Path) -> None:
         assert rows[name]["tokens"] == 8 * 6
         assert cpu["total"] == pytest.approx(sum(cpu[phase] for phase in PHASES), abs=1e-3)
         assert min(cpu[phase] for phase in PHASES[:3]) > 0
-    positions = rows["ours"]["positions_per_token"]
-    assert positions.keys() == {"scoring", "training"} and min(positions.values()) >= 1
-    inside = rows["ours"]["function_seconds"]
-    assert inside.keys() == {"macro actions", "model forward", "model backward", "sampling", "optimiser"}
-    assert min(inside.values()) > 0 and sum(inside.values()) < rows["ours"]["cpu_seconds"]["total"]
+    assert min(rows["ours"]["positions_per_token"].values()) >= 1
+    inside = rows["ours"]["function_seconds"].values()
+    assert min(inside) > 0 and sum(inside) < rows["ours"]["cpu_seconds"]["total"]
     text = document.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{first}`python step3.py ") and text.endswith(f"{last}after\n")
     assert "| ours |" in text and "old" not in text
@@ -78,11 +76,6 @@ def test_models_of_a_run_that_was_cut_short_are_made_again(tmp_path: Path) -> No
     written = (tmp_path / "actor" / "model.safetensors").stat().st_mtime_ns
     work.make_files(WORK, tmp_path)
     assert (tmp_path / "actor" / "model.safetensors").stat().st_mtime_ns == written
-
-
-def test_prompt_lengths() -> None:
-    lengths = work.IterationWork(work.SIZES["tiny"], 8, 2, 8, 64, 4).prompt_lengths()
-    assert sorted(lengths) == [8, 16, 24, 32, 40, 48, 56, 64]
 
 
 def test_a_document_without_the_section_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of models through all steps, and what the steps save and measure read by plain transformers."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from cli_runs import Result, evaluation_rows, message_of, training_rows, write_jsonl
-from closeness import assert_near, near
+from cli_runs import Result, message_of, training_rows, write_jsonl
+from closeness import assert_near
 from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
 
 TRAIN, HELD_OUT = 16, 4
@@ -89,12 +88,11 @@ def plain_row(tokenizer: Any, row: Text, name: str) -> tuple[list[int], int]:
 
 
 @torch.no_grad()
-def plain_logprobs(model: Any, ids: Sequence[int], prompt: int, tokenizer: Any = None) -> Tensor:
-    """Log-probs of the response by the model's own logits, over the ids of the tokenizer or, without one, all rows."""
+def plain_logprobs(model: Any, ids: Sequence[int], prompt: int, tokenizer: Any) -> Tensor:
+    """Log-probs of the response by the model's own logits, over the ids of the tokenizer."""
     logits = model(torch.tensor([ids])).logits[0, :-1]
-    if tokenizer is not None:
-        missing = sorted({*range(logits.shape[-1])} - {*tokenizer.get_vocab().values()})
-        logits[:, missing] = -torch.inf
+    missing = sorted({*range(logits.shape[-1])} - {*tokenizer.get_vocab().values()})
+    logits[:, missing] = -torch.inf
     logprobs = logits.log_softmax(-1)
     return logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[prompt - 1 :, 0]
 
@@ -141,14 +139,13 @@ def check_policy(folder: Path, rows: Sequence[Text]) -> None:
 def check_scalar(folder: Path, rows: Sequence[Text]) -> None:
     """A saved reward model or critic as ScalarModel reads it, against plain transformers.
 
-    The score of a pair's texts is the number at their ends; a value is the number at any position, and in plain
-    transformers the score of the text up to it.
+    The score of a pair's texts is the number at their ends; values: models/test_outputs.py.
     """
-    from dschat.data.collate import collate_pairs, collate_sft
+    from dschat.data.collate import collate_pairs
     from dschat.models.classifiers import load_trained_scalar
     from dschat.models.scalar import ScalarModel, last_scores
 
-    tokenizer, examples, pairs = examples_of(folder, rows)
+    tokenizer, _, pairs = examples_of(folder, rows)
     loaded = load_trained_scalar(str(folder), "--m", torch.float32, tokenizer)
     scalar = ScalarModel(loaded).eval()
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -159,34 +156,6 @@ def check_scalar(folder: Path, rows: Sequence[Text]) -> None:
     expected = torch.tensor([plain_score(model, ids) for ids, _ in texts])
     assert float(expected.std()) > 1e-3
     assert_near(scores, expected)
-    batch = collate_sft(examples, tokenizer.pad_token_id)
-    values = scalar(batch["input_ids"], batch["attention_mask"])
-    for own, mask, (ids, prompt) in zip(values, batch["attention_mask"], texts[: len(rows)], strict=True):
-        expected = torch.tensor([plain_score(model, ids[: end + 1]) for end in range(prompt, len(ids))])
-        assert_near(own[mask][prompt:], expected)
-
-
-def check_measured(chain: Chain) -> None:
-    """What steps 1 and 2 report of their last weights is what the saved folders give."""
-    policy, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(chain.sft).eval(),
-        AutoTokenizer.from_pretrained(chain.sft),
-    )
-    rows = [plain_row(tokenizer, row, "chosen") for row in chain.held_out]
-    loss = -float(torch.cat([plain_logprobs(policy, *row) for row in rows]).mean())
-    assert evaluation_rows(chain.sft)[-1]["eval/loss"] == near(loss)
-    assert evaluation_rows(chain.sft)[-1]["eval/perplexity"] == near(math.exp(loss))
-    reward = AutoModelForSequenceClassification.from_pretrained(chain.reward).eval()
-    tokenizer = AutoTokenizer.from_pretrained(chain.reward)
-    measured = evaluation_rows(chain.reward)[-1]
-    scores = {
-        name: [plain_score(reward, plain_row(tokenizer, row, name)[0]) for row in chain.held_out]
-        for name in ("chosen", "rejected")
-    }
-    for name, numbers in scores.items():
-        assert measured[f"eval/{name}"] == near(sum(numbers) / len(numbers))
-    better = [chosen > rejected for chosen, rejected in zip(*scores.values(), strict=True)]
-    assert measured["eval/accuracy"] == pytest.approx(sum(better) / len(better))
 
 
 def check_bos(family: str, chain: Chain) -> None:
@@ -207,7 +176,6 @@ def check_bos(family: str, chain: Chain) -> None:
 def test_a_family_in_all_steps(family, run, texts, tmp_path):
     chain = run_chain(family, texts, run, tmp_path)
     check_bos(family, chain)
-    check_measured(chain)
     for folder in (chain.sft, chain.ppo / "actor"):
         assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == family
         check_policy(folder, chain.held_out)

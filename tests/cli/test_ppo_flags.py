@@ -2,14 +2,9 @@
 """The flags that change what step 3 does: forked, a few updates each."""
 
 import json
-from html import unescape
-
-import pytest
-from transformers import AutoModelForSequenceClassification
 
 from cli_runs import check_names, evaluation_rows, files_under, read_jsonl, training_rows
 from closeness import near
-from dschat.evaluation.runs import build_report
 from metric_conditions import CRITIC, OWN_SAMPLING, SEVERAL, SKIP
 
 # -- flags of step 3
@@ -36,15 +31,9 @@ def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tm
     scored = [sample for sample in samples if not sample["unscored"]]
     assert len(scored) == len(samples) - 1
     for sample in scored:
-        assert sample["words"] == len(sample["response"].split())
         parts = 0.5 * sample["subreddit"] - sample["words"] + sample["reward_model"]
         assert sample["score"] == near(parts)
-    (last,) = evaluation_rows(tmp_path / "out")[-1:]
-    assert last["eval/scores"] == near(sum(s["score"] for s in scored) / len(scored))
-    assert last["eval/unscored"] == pytest.approx(1 / len(samples))
     check_names(tmp_path / "out", CRITIC, SEVERAL, SKIP, OWN_SAMPLING, source=["subreddit", "words", "reward_model"])
-    critic = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "critic")
-    assert critic.score.out_features == 1 and float(critic.score.weight.detach().abs().max()) > 0
 
 
 def test_the_other_variants_together(run, ppo_flags, tmp_path):
@@ -89,8 +78,3 @@ def test_a_run_without_a_critic(run, prompt_flags, sft, reward, tmp_path):
     assert first["update"] == 0 and last["update"] == 8 and first["eval/kl"] < 1e-3 < last["eval/kl"]
     assert json.loads((out / "run.json").read_text())["batches"]["samples_per_prompt"] == 2
     assert "advantage" not in read_jsonl(out / "samples" / "update-000008.jsonl")[0]["tokens"][0]
-
-    alone = build_report({"RLOO": out}, tmp_path / "alone").text()
-    assert "Critic's explained variance" not in unescape((tmp_path / "alone" / "report.html").read_text())
-    (row,) = (line.split() for line in alone.splitlines() if line.startswith("RLOO ") and " 64 " in line)
-    assert row[1:3] == ["8", "64"] and row[-2:] == ["–", "–"]

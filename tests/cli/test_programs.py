@@ -46,7 +46,7 @@ def test_scores_by_execution(run, flags, tmp_path):
     check_names(tmp_path / "out", CRITIC, PROGRAMS, OWN_SAMPLING, outcome=STATUSES)
     for row in rows:
         assert sum(row[f"programs/{status}"] for status in STATUSES) == pytest.approx(1)
-        assert row["programs/tests_per_second"] > 0 and row["programs/seconds"] > 0
+        assert row["programs/tests_per_second"] > 0
     # Every response of this model is text, which Python does not take, or nothing, which prints nothing.
     scores = {round(sample["score"], 6) for sample in read_jsonl(tmp_path / "out" / "samples" / "update-000002.jsonl")}
     assert scores <= {-1.0, -0.6, -0.3}

@@ -5,19 +5,15 @@ import json
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from cli_runs import STEPS, TRAINING, built_once, environment, files_under, run_command, training_rows, warm_programs
+from cli_runs import STEPS, TRAINING, built_once, files_under, run_command, training_rows, warm_programs
 from dschat.cli import main
 from launches import free_port
-from script_runs import GEMMA, VARIABLES, called, false_ranks, recorded, run_recorded
+from script_runs import GEMMA, VARIABLES, called, recorded, run_recorded
 from warm_python import PROGRAM_OF_CHILDREN
 
 SMALL = {
@@ -67,40 +63,6 @@ def test_a_script_runs_through_the_launcher(step, project, inputs, sft, reward):
     assert "tensorboard/events" in files_under(output)
 
 
-RANK_THAT_STAYS = f"""#!{sys.executable}
-import os, signal, subprocess, sys
-signal.signal(signal.SIGTERM, lambda *signal: sys.exit(143))
-child = subprocess.Popen(["sleep", "300"])
-name = os.environ["PROJ_PATH"] + "/pids." + os.environ["RANK"]
-open(name + ".part", "w").write(f"{{os.getpid()}} {{child.pid}}")
-os.rename(name + ".part", name)
-try:
-    child.wait()
-finally:
-    child.terminate()
-"""
-
-
-def test_a_signal_to_a_script_ends_its_ranks(tmp_path):
-    stand_ins = false_ranks(tmp_path / "programs", RANK_THAT_STAYS)
-    variables = environment(**launcher_variables(tmp_path, **stand_ins))
-    script = subprocess.Popen(["bash", str(GEMMA["sft"]), "--num_gpus", "2"], env=variables, cwd=tmp_path)
-    pids = [tmp_path / "pids.0", tmp_path / "pids.1"]
-    wait_until(lambda: all(file.exists() for file in pids))
-    script.send_signal(signal.SIGINT)
-    assert script.wait(20) == 130
-    for pid in map(int, " ".join(file.read_text() for file in pids).split()):
-        wait_until(lambda pid=pid: not psutil.pid_exists(pid))
-
-
-def wait_until(true, seconds=20.0):
-    """Fails if something has not become true by then."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 # Of a step, and of another command; tests/cli/test_presets.py reads all of them.
 @pytest.mark.parametrize("script", [GEMMA["ppo"], REFUEL_ONLINE], ids=lambda script: "-".join(called(script)))
 def test_what_a_script_starts(script, tmp_path):
@@ -117,17 +79,6 @@ def test_what_a_script_starts(script, tmp_path):
     assert environment["MA_RLHF_DATA"] == f"{tmp_path}/data" and environment["PWD"] == str(tmp_path)
     assert Path(environment["MA_RLHF_ERROR_FILE"]).parent.parent == tmp_path / "scratch"
     assert not list((tmp_path / "scratch").iterdir()), "something is left behind"
-
-
-def test_a_script_on_machines_without_ssh(tmp_path):
-    nodes = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "NUM_GPUS": "8"}
-    run_recorded(STEPS["ppo"] / "training_scripts" / "run_gemma_two_nodes.sh", tmp_path, **nodes).expect(0)
-    assert not (tmp_path / "record.7").exists()
-    _, environment = recorded(tmp_path, rank=15)
-    place = [environment[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")]
-    assert place == ["16", "7", "10.0.0.1"]
-    flags = json.loads(environment["MA_RLHF_GIVEN"])["flags"]
-    assert flags["zero_stage"] == 3 and flags["per_device_generation_batch_size"] == 16
 
 
 def test_what_is_printed_are_the_sizes_for_all_processes(monkeypatch, capsys):

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from cli_runs import check_names, message_of, read_jsonl, training_rows, write_jsonl
-from fake_judge import judge_server
 from metric_conditions import CRITIC, EPISODES, OWN_SAMPLING
 
 TEMPLATE = (
@@ -75,24 +74,6 @@ def test_episodes_of_several_turns(run, flags, tmp_path):
     assert any(len(sample["turn_rewards"]) > 1 for sample in samples)
 
 
-def test_a_simulated_user_and_a_reward_model(run, flags, ppo_flags, tmp_path, monkeypatch):
-    """The critic's model is the reward model, as in step 3 without an environment: a user gives no rewards."""
-    monkeypatch.delenv("USER_API_KEY", raising=False)
-    own = flags | {"environment": "simulated_user", "user_model": "m", "max_turns": 2, "max_turn_seq_len": 8}
-    message_of(
-        run("ppo", own), "--environment simulated_user gives no rewards", "--critic_model_name_or_path is missing"
-    )
-    own |= {"critic_model_name_or_path": ppo_flags["critic_model_name_or_path"], "termination_condition": "turn"}
-    with judge_server() as server:
-        server.answer = lambda messages: "so it is. Question: and then?"
-        run("ppo", own | {"user_server": server.url}).expect(0)
-        assert server.bodies
-    check_names(tmp_path / "out", CRITIC, EPISODES, OWN_SAMPLING)
-    rows = training_rows(tmp_path / "out")
-    assert len(rows) == 2 and all(row["episode/turns"] == 2 for row in rows)
-    assert any((tmp_path / "out" / ".user-cache").rglob("*.json"))
-    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000002.jsonl")
-    for sample in samples:
-        assert [message["role"] for message in sample["messages"]] == ["user", "assistant", "user", "assistant"]
-        assert sample["messages"][2]["content"] == "and then?" and sample["turn_rewards"] == [0, 0]
-    assert len({sample["score"] for sample in samples}) > 1
+def test_a_simulated_user_gives_no_rewards(run, flags):
+    result = run("ppo", flags | {"environment": "simulated_user", "user_model": "m", "max_turns": 2})
+    message_of(result, "--environment simulated_user gives no rewards", "--critic_model_name_or_path is missing")

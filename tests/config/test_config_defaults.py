@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Default values, and values that follow from other flags."""
 
-import math
 import re
 from pathlib import Path
 
@@ -82,12 +81,6 @@ def test_values_that_follow_from_other_flags():
 def test_gradient_checkpointing_is_that_of_both_models_unless_one_has_its_own(flags, actor, critic):
     config = config_of("ppo", flags)
     assert (config.memory.actor_gradient_checkpointing, config.memory.critic_gradient_checkpointing) == (actor, critic)
-
-
-def test_ngram_is_a_number_or_infinite():
-    lengths = [config_of("ppo", f"--ngram {text}").termination.ngram for text in ("1", "10", "inf")]
-    assert lengths == [1, 10, math.inf]
-    assert isinstance(lengths[1], int)
 
 
 def test_warmup_updates():

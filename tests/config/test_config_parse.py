@@ -57,7 +57,6 @@ def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
 @pytest.mark.parametrize(
     ("step", "words", "remedy"),
     [
-        ("sft", "--data_path a --data_path b", "--data_path a b"),
         ("sft", "--data_path a b --data-path=a", "--data_path a b"),
         ("online", "--task.query_dataset a --data_path b", "--data_path a b"),
         ("ppo", "--vllm_url http://a --vllm_url http://b", "--vllm_url http://a http://b --rollout_engine vllm"),
@@ -73,16 +72,14 @@ def test_a_flag_with_several_values_is_given_once(step, words, remedy, capsys):
     config_of(step, remedy)
 
 
-@pytest.mark.parametrize("words", ["--config {0} --config {1}", "--config={0} --seed 3 --config={1}"])
-def test_files_build_on_each_other_by_extends(words, capsys, tmp_path):
+def test_files_build_on_each_other_by_extends(capsys, tmp_path):
     files = [tmp_path / name for name in ("first.yaml", "second.yaml")]
     files[0].write_text("seed: 5\nmax_seq_len: 64\n")
     files[1].write_text("seed: 7\n")
     with pytest.raises(SystemExit):
-        config_of("sft", words.format(*files))
-    assert (
-        "argument --config: it is given twice" in (message := capsys.readouterr().err) and "`extends: FILE`" in message
-    )
+        config_of("sft", f"--config {files[0]} --config={files[1]}")
+    message = capsys.readouterr().err
+    assert "argument --config: it is given twice" in message and "`extends: FILE`" in message
     files[1].write_text("extends: first.yaml\nseed: 7\n")
     config = config_of("sft", f"--config {files[1]}")
     assert (config.optimisation.seed, config.model.max_seq_len) == (7, 64)
@@ -108,10 +105,8 @@ def test_inert_flags_warn_once_and_take_an_optional_value(step, form, caplog):
     [
         ("ppo", "--kl_cof 1", ["--kl_cof", "did you mean --kl_coef?"]),
         ("ppo", "--learning_rate 1", ["unrecognized arguments: --learning_rate", "mean --actor_learning_rate?"]),
-        ("ppo", "--zzzzzzzz", ["unrecognized arguments: --zzzzzzzz (--help"]),
         ("ppo", "--ppo_epochs 1.5", ["--ppo_epochs", "invalid int value: '1.5'; give a whole number"]),
         ("ppo", "--dtype int8", ["--dtype", "invalid choice: 'int8'"]),
-        ("ppo", "--bf16 perhaps", ["--bf16", "perhaps"]),
         ("sft", "--dropout 0.1 b", ["unrecognized arguments: b"]),  # an inert flag does not join its neighbours
     ],
 )
@@ -164,7 +159,6 @@ def test_what_is_printed_is_checked(capsys):
         ("48:00:00", 2 * 86_400),
         ("2-00:00:10", 2 * 86_400 + 10),
         ("10:00", 0),
-        ("1:2:3", 0),
         ("-1:00:00", 0),
     ],
 )

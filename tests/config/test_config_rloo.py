@@ -8,21 +8,21 @@ from dschat.settings.batches import BatchPlan
 from dschat.settings.presets import batch_sizes
 from flag_cases import REQUIRED, SCORED, config_of
 
+SEVERAL = [*REQUIRED["ppo"], "--samples_per_prompt", "4"]
 
-def test_credit_is_never_late_without_a_critic():
-    several = [*REQUIRED["ppo"], "--samples_per_prompt", "4"]
-    for words, batch, late in ((REQUIRED["ppo"], 16, True), (several, 64, True), (SCORED, 64, False)):
-        config = config_of("ppo", f"--global_batch_size {batch}", words)
+
+def test_credit_is_never_late_without_a_critic_or_where_only_some_tokens_count():
+    """An update counts such tokens before its first forward pass."""
+    for words, flags, late in (
+        (REQUIRED["ppo"], "--global_batch_size 16", True),
+        (SEVERAL, "--global_batch_size 64", True),
+        (SCORED, "--global_batch_size 64", False),
+        (SEVERAL, "--global_batch_size 64 --drop_equal_groups", False),
+        (SEVERAL, "--global_batch_size 64 --max_token_probability 0.9", False),
+    ):
+        config = config_of("ppo", flags, words)
         plan = config.plan_batches(1)
         assert plan.updates_per_rollout == 1 and config.credit_is_fused(plan) is late
-
-
-@pytest.mark.parametrize("flags", ["--drop_equal_groups", "--max_token_probability 0.9"])
-def test_credit_is_never_late_where_only_some_tokens_count(flags):
-    """An update counts them before its first forward pass."""
-    several = [*REQUIRED["ppo"], "--samples_per_prompt", "4"]
-    config = config_of("ppo", f"--global_batch_size 64 {flags}", several)
-    assert not config.credit_is_fused(config.plan_batches(1))
 
 
 def test_updates_count_responses():

@@ -29,11 +29,9 @@ def settings_of(text: str | bytes, words: list[str] | None = None):
         ("preset: x\n", r"own.yaml:1: only shipped presets have the key preset; .*`extends: NAME`"),
         ("extends: [a, b]\n", "own.yaml:1: extends must be one file or preset; .*let each of them extend"),
         ("seed: 1\nextends: absent\n", "own.yaml:2: extends: absent: there is no such file; give the path .*presets"),
-        ("extends: a\nextends: b\n", "own.yaml:2: extends is there twice, first at own.yaml:1|no such file"),
         ("learning_rate: 1\nlearning-rate: 2\n", "own.yaml:2: learning_rate is there twice, first at own.yaml:1"),
         ("? [a]\n: b\n", "own.yaml:1: a key must be the name of a flag"),
         ("seed: 1\n\tlora_dim: 2\n", "own.yaml cannot be read as YAML: .*own.yaml.*line 2"),
-        ("seed: 1\n---\nseed: 2\n", "own.yaml cannot be read as YAML: .*document"),
         ("seed\n", "own.yaml:1: the file must hold `flag: value` on each line"),
         (b"seed: 1\nbf16: \xff\n", "own.yaml cannot be read as YAML: .*utf-8"),
         ("data_path: [a, ~]\n", "own.yaml:1: data_path has an empty item in its list"),
@@ -48,7 +46,6 @@ def settings_of(text: str | bytes, words: list[str] | None = None):
         ("seed: [1, 2]\n", "own.yaml:1: argument --seed: it takes one value, not a list"),
         ("seed: {a: 1}\n", "own.yaml:1: seed must be a value or a list of values: flags are not nested"),
         ("deepspeed: ds.json\n", "own.yaml:1: .*invalid truth value.*settings goes to --deepspeed_config"),
-        ("deepspeed: {zero_optimization: {stage: 2}}\n", "own.yaml:1: deepspeed must be .*--deepspeed_config"),
         ("bf16: auto\n", "own.yaml:1: .*invalid truth value: 'auto'; give true or false; leave it out for bf16"),
         ("config: a.yaml\n", r"own.yaml:1: config is given on the command line; in a file, write `extends: FILE`"),
         ("print-config: true\n", "own.yaml:1: print_config is given on the command line alone"),
@@ -91,14 +88,12 @@ def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
     text = (
         "\ufeffseed: 010\nlearning_rate: 1e-6\nself_checks: off\nbf16: yes\nprompt_key: on\nchosen_key: 2026-11-26\n"
     )
-    config = settings_of(text + "response_key: 12:30:00\nrejected_key: '--x'\nlora_module_name: [--q, -1]\n")
+    config = settings_of(text + "response_key: 12:30:00\nrejected_key: '--x'\nlora-module-name: [--q, -1]\n")
     wanted = {"seed": 10, "learning_rate": 1e-6, "self_checks": False, "bf16": True, "prompt_key": "on"}
     wanted |= {"chosen_key": "2026-11-26", "response_key": "12:30:00", "rejected_key": "--x"}
     wanted |= {"lora_module_name": ["--q", "-1"]}
     flat = config.flat()
     assert {name: flat[name] for name in wanted} == wanted
-    config = settings_of("lora-module-name: [--q, -1]\n")
-    assert config.finetuning.lora_module_name == ["--q", "-1"]
     Path("ppo.yaml").write_text("ngram: .inf\n")
     found = resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo")
     assert found.config.termination.ngram == float("inf")
@@ -110,14 +105,12 @@ def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
     [
         ("~/rows", "/home/me/rows"),
         ("$HOME/rows", "/home/me/rows"),
-        ("${HOME}/rows", "/home/me/rows"),
         ("$SHORT/rows", "/home/me/work/rows"),
         ("${NONE:-/tmp}/rows", "/tmp/rows"),
         ("costs in $", "costs in $"),
         ("$5/rows", "$5/rows"),
         ("a$$b~", "a$b~"),
         ("./~/rows", "./~/rows"),
-        ("owner/name", "owner/name"),
     ],
 )
 def test_paths_wherever_they_are_written(written, path, origin, tmp_path, monkeypatch):

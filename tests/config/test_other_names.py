@@ -11,26 +11,15 @@ import pytest
 
 from cli_runs import ROOT
 from dschat import PPOConfig
-from dschat.base.errors import UserError
 from dschat.cli import COMMANDS, main
 from dschat.reference import names_page
 from dschat.settings.flags import default_of
 from dschat.settings.other_names import alternatives, commands, settings
-from dschat.settings.parse import parse, resolve
+from dschat.settings.parse import parse
 from dschat.settings.parser import FlagParser
-from flag_cases import FAMILIES, REQUIRED, config_of
+from flag_cases import FAMILIES, config_of
 
 PAGE = ROOT / "docs" / "coming-from-trl.md"
-AXOLOTL = """\
-base_model: google/gemma-2b
-datasets:
-  - path: rows.jsonl
-    type: alpaca
-sequence_len: 2048
-micro_batch_size: 2
-learning_rate: 1e-5
-fp16: true
-"""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +29,6 @@ fp16: true
         ("sft", "fp16", "did you mean --dtype fp16? (fp16 of"),
         ("ppo", "micro_batch_size", "did you mean --per_device_training_batch_size? (micro_batch_size of Axolotl)"),
         ("ppo", "beta", "did you mean --kl_ctl? (beta of TRL: TRL's default for GRPO is 0, that of --kl_ctl is 0.05)"),
-        ("ppo", "learning_rate", "did you mean --actor_learning_rate?"),
         ("sft", "cutoff-len", "did you mean --max_seq_len? (cutoff_len of LLaMA-Factory: prompt and response"),
         ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),
         ("sft", "num_generations", "num_generations of TRL is --samples_per_prompt in other commands"),
@@ -53,33 +41,17 @@ def test_a_name_of_another_trainer(step, name, said, capsys):
     assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_all_of_a_file_at_once(tmp_path):
-    file = tmp_path / "axolotl.yaml"
-    file.write_text(AXOLOTL)
-    with pytest.raises(UserError) as refused:
-        resolve(FAMILIES["sft"], [*REQUIRED["sft"], "--config", str(file)], command="sft")
-    lines = str(refused.value).splitlines()
-    wanted = ["model_name_or_path", "data_path", "max_seq_len", "per_device_train_batch_size", "dtype fp16"]
-    assert len(lines) == len(wanted)
-    for line, flag, number in zip(lines, wanted, (1, 2, 5, 6, 8), strict=True):
-        assert line.startswith(f"{file}:{number}: ") and f"did you mean --{flag}?" in line, line
-
-
 def test_every_suggestion_is_a_flag():
     """Of some command, and what a name means is not a flag of that very name there."""
     flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
     assert len(settings()) >= 40
+    rows_of_name = Counter()
     for setting in settings():
+        rows_of_name.update(set().union(*setting.names.values()))
         assert setting.names and setting.names.keys() <= {"TRL", "LLaMA-Factory", "Axolotl"}, setting
         assert setting.flags or setting.note, setting
         assert {words.split()[0] for words in setting.flags} <= flags, setting
-
-
-def test_a_name_stands_in_one_row():
-    rows_of_name = Counter()
-    for setting in settings():
-        rows_of_name.update({name for names in setting.names.values() for name in names})
-    assert set(rows_of_name.values()) == {1}
+    assert set(rows_of_name.values()) == {1}, "a name stands in one row"
 
 
 def options_of(flags: type) -> set[str]:

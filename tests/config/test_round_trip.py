@@ -3,13 +3,10 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dschat.cli import COMMANDS
 from dschat.settings.conditions import read_ngram
@@ -24,44 +21,30 @@ NASTY = ["", " ", "-", "--seed=3", "a: b", "'", '"', "\\", "a #b", "@a", "two\nl
 NASTY += ["null", "~", "none"]
 NASTY += ["true", "010", "1e-6", ".inf", "[a]", "{a: b}", "!!x", "${HOME}", "$$", "$${x}", "${a ${HOME}", "~/x", "Ω→é"]
 NASTY += ["\U0001f600", "\u2028", "%h %n", "<|im_end|>", "&x", "*x", "| x", "...", "---", "x\n...\ny"]
-TEXTS = st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]))
-EXAMPLES = 8  # of each command
-NUMBERS = st.sampled_from([0.0, 1e-6, 1.5e-5, -1e-6, 0.1, 1 / 3, math.inf, -math.inf, 1e22]) | st.floats(
-    allow_nan=False
-)
-PLAIN: dict[Any, st.SearchStrategy[Any]] = {
-    str: TEXTS,
-    Path: TEXTS.map(Path),
-    int: st.integers(),
+
+
+NUMBERS = [0.0, 1e-6, 1.5e-5, -1e-6, 0.1, 1 / 3, math.inf, -math.inf, 1e22]
+PLAIN: dict[type, list[Any]] = {
+    str: NASTY,
+    Path: [Path(text) for text in NASTY],
+    int: [0, -1, 7, 2**40],
     float: NUMBERS,
-    bool: st.booleans(),
+    bool: [True, False],
 }
 
 
-def values_of(flag: Flag) -> st.SearchStrategy[Any]:
+def values_of(flag: Flag) -> list[Any]:
     """Values that a command line can give a flag."""
     flag_type = type_of(flag.type)
     (kind,) = [kind for kind, form in KINDS.items() if form.metavar == flag_type.kind.metavar]
-    if flag.choices:
-        values = st.sampled_from(list(flag.choices))
-    elif kind is float and flag_type.read is read_ngram:
-        values = st.sampled_from([1, 7, math.inf])
-    else:
-        values = PLAIN[kind]
+    values = list(flag.choices or PLAIN[kind])
+    if kind is float and flag_type.read is read_ngram:
+        values = [1, 7, math.inf]
     if holds_paths(flag):
-        values = values.filter(bool)
+        values = [value for value in values if value]
     if flag_type.several:
-        return st.lists(values, min_size=0 if flag.may_be_empty else 1, max_size=4)
+        return [values[begin : begin + 4] for begin in range(0, len(values), 4)]
     return values
-
-
-def all_values(flags: type) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of the flags of a command, each with a value."""
-    values = {flag.name: values_of(flag) for flag in flags_of(flags).values() if not flag.positional}
-    if not values:
-        return st.just({})
-    names = st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=6)
-    return names.flatmap(lambda some: st.fixed_dictionaries({name: values[name] for name in some}))
 
 
 def comparable(flags: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -71,26 +54,17 @@ def comparable(flags: type, values: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given_values.items()}
 
 
-def checked(flags: type, values: st.SearchStrategy[dict[str, Any]], check: Callable[[dict[str, Any]], None]) -> None:
-    slow = [HealthCheck.too_slow]  # on a busy machine
-    options = settings(
-        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=slow
-    )
-    options(given(values)(check))()
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_says_any_values(command, tmp_path):
     flags = COMMANDS[command].flags_class()
     path, parser = tmp_path / "flags.yaml", FlagParser(flags)
-
-    def check(values):
+    options = {flag.name: values_of(flag) for flag in flags_of(flags).values() if not flag.positional}
+    for first in (0, 17, 34):
+        values = {name: given[(first + place) % len(given)] for place, (name, given) in enumerate(options.items())}
         path.write_text(as_yaml(flags, values, dict.fromkeys(values, "here")), encoding="utf-8")
         assert len(path.read_text("utf-8").split("\n")) == len(values) + 1  # a line for each
         found, _ = read_values(flags, parser, {}, read_file(str(path), command, {}), {})
         assert comparable(flags, found) == comparable(flags, values)
-
-    checked(flags, all_values(flags), check)
 
 
 @pytest.mark.parametrize("step", FAMILIES)
@@ -111,13 +85,10 @@ VLLM = "--rollout_engine vllm --vllm_url http://localhost:1"
 @pytest.mark.parametrize(
     ("begun", "added", "expected"),
     [
-        ("", "--lora_dim 16", {"actor_lora_dim": 16, "critic_lora_dim": 16}),
         ("--lora_dim 8", "--lora_dim 64", {"actor_lora_dim": 64}),
         ("", "--zero_stage 2 --offload", {"actor_zero_stage": 2, "critic_zero_stage": 2}),
-        ("", "--gradient_checkpointing --gradient_checkpointing_every 2", {"critic_gradient_checkpointing": True}),
         ("", "--reward_function r.py:f", {"reward_model_name_or_path": None}),
         ("", "--critic_model_name_or_path c2", {"reward_model_name_or_path": "c2"}),
-        ("", "--eval_iters 4", {"eval_prompts": None}),
         (f"{VLLM} --rollouts_ahead 1", "--rollouts_ahead 0", {"rollout_is_clip": None}),
         ("--overwrite_output_dir --push_to_hub me/first", "", {"overwrite_output_dir": False, "push_to_hub": None}),
         ("--resume_from_checkpoint latest", "", {"resume_from_checkpoint": None}),

@@ -70,16 +70,7 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
             {"prompt": "row 17", "messages": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4"))},
         ),
         (
-            {"system": "s", "conversations": spoken(("observation", "4"), ("gpt", "It is 4."))},
-            {"messages": messages(("system", "s"), ("tool", "4"), ("assistant", "It is 4."))},
-        ),
-        (
-            {
-                "system": "s",
-                "prompt": "2 + 2?",
-                "chosen": {"from": "gpt", "value": "4"},
-                "rejected": {"from": "gpt", "value": "5"},
-            },
+            {"system": "s", "prompt": "2 + 2?", "chosen": spoken(("gpt", "4")), "rejected": spoken(("gpt", "5"))},
             {
                 "prompt": messages(("system", "s"), ("user", "2 + 2?")),
                 "chosen": messages(("assistant", "4")),
@@ -99,16 +90,6 @@ ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
                 "chosen": messages(("assistant", "4")),
                 "rejected": messages(("assistant", "5")),
             },
-        ),
-        (
-            {
-                "system": "s",
-                "prompt": spoken(*ASKED),
-                "conversations": spoken(*ASKED, ("gpt", "4")),
-                "chosen": "4",
-                "rejected": "5",
-            },
-            {"prompt": messages(("system", "s"), *ASKED_BY_ROLE), "chosen": "4", "rejected": "5"},
         ),
         (
             {"system": "s", "chosen": spoken(*ASKED, ("gpt", "4")), "rejected": spoken(*ASKED, ("gpt", "5"))},
@@ -169,7 +150,6 @@ def test_further_fields_of_sharegpt_messages_are_kept() -> None:
             {"conversations": spoken(("human", "hi"), ("function_call", '{"arguments": {}}'))},
             "message 2 of 'conversations' must hold an object with name and arguments",
         ),
-        ({"system": "a", "conversations": spoken(("gpt", "hi"))}, "only the response"),
         (
             {"system": "a", "conversations": spoken(("system", "b"), ("human", "hi"))},
             "two system prompts, the conversation's first message and column 'system'; remove one",
@@ -189,7 +169,6 @@ def test_what_is_refused_names_the_row_and_the_remedy(raw, message) -> None:
     [
         ({"instruction": "Add.", "input": "2, 2", "output": "4"}, [("user", "Add.\n2, 2")], ("4", None)),
         ({"instruction": "Add.", "input": "", "output": "4"}, [("user", "Add.")], ("4", None)),
-        ({"instruction": "", "input": "2, 2"}, [("user", "2, 2")], (None, None)),
         ({"instruction": "Add.", "input": "2", "chosen": "4", "rejected": "5"}, [("user", "Add.\n2")], ("4", "5")),
         (
             {"instruction": "And 3?", "output": "5", "system": "Be brief.", "history": [["Add 2.", "4"]]},
@@ -214,7 +193,6 @@ def test_alpaca_is_read_as_a_conversation(raw, said, responses) -> None:
             ColumnFlags(prompt_key="instruction", response_key="output"),
             ("i", "o"),
         ),
-        ({"prompt": "p", "response": "r", "conversations": spoken(("human", "h"))}, KEYS, ("p", "r")),
     ],
 )
 def test_named_columns_come_first(raw, keys, expected) -> None:

@@ -103,16 +103,19 @@ def test_nothing_left():
             build(rows, tokenizer, 3, EOS)
 
 
-def test_missing_responses_are_named():
-    tokenizer = word_tokenizer()
-    with pytest.raises(UserError, match="rows.jsonl:4: .*no response.* --chosen_key or --response_key"):
-        sft_examples([text_row("a", "b"), text_row("a", line=4)], tokenizer, 9, EOS)
-    with pytest.raises(UserError, match="rows.jsonl:4: .*no rejected response.* --rejected_key"):
-        pair_examples([text_row("a", "b", line=4)], tokenizer, 9, EOS)
-    with pytest.raises(UserError, match="rows.jsonl:4: .*no rejected response. DPO .*--rejected_key"):
-        preference_examples([text_row("a", "b", line=4)], tokenizer, 9, EOS)
-    with pytest.raises(UserError, match="rows.jsonl:1: .*no chosen response.* --chosen_key"):
-        pair_examples([text_row("a", None, "b")], tokenizer, 9, EOS)
+@pytest.mark.parametrize(
+    ("build", "responses", "words"),
+    [
+        (sft_examples, (), "no response.* --chosen_key or --response_key"),
+        (pair_examples, ("b",), "no rejected response.* --rejected_key"),
+        (preference_examples, ("b",), "no rejected response. DPO .*--rejected_key"),
+        (pair_examples, (None, "b"), "no chosen response.* --chosen_key"),
+    ],
+)
+def test_missing_responses_are_named(build, responses, words):
+    rows = [text_row("a", "b", "c"), text_row("a", *responses, line=4)]
+    with pytest.raises(UserError, match=f"rows.jsonl:4: .*{words}"):
+        build(rows, word_tokenizer(), 9, EOS)
 
 
 @pytest.mark.parametrize(("longest", "ids"), [(9, ([5, 6, 2], [7, 2])), (4, ([5], [7]))])

@@ -10,7 +10,6 @@ from data_cases import error_of
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.sources import load_source
-from published_set_copies import write_rows
 
 SYSTEM = {"role": "system", "content": "be brief"}
 TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
@@ -45,18 +44,14 @@ def test_one_response(column, tmp_path):
     for row in ({"prompt": TALK, column: [bot("yes")]}, {column: [*TALK, bot("yes")]}):
         assert read(tmp_path, row) == (None, TALK, "yes", None)
     assert read(tmp_path, {"prompt": "2+2?", column: [bot("yes")]}) == (None, [user("2+2?")], "yes", None)
+    # null as in files of columns, where other rows have a value
+    row = {"prompt": None, column: [user("a") | {"name": None}, bot("b") | {"name": None}], "response": None}
+    assert read(tmp_path, row) == (None, [user("a")], "b", None)
 
 
 def test_a_prompt_alone(tmp_path):
     assert read(tmp_path, {"prompt": TALK}) == (None, TALK, None, None)
     assert read(tmp_path, {"prompt": TALK, "rejected": [bot("no")]}) == (None, TALK, None, "no")
-
-
-def test_parquet_with_empty_columns(tmp_path):
-    """Columns that other rows have are null here, and messages have further fields."""
-    row = {"prompt": None, "chosen": [user("a") | {"name": None}, bot("b") | {"name": None}], "response": None}
-    source = load_source(write_rows(tmp_path / "a.parquet", [row] * 2))
-    assert [(r.chosen, len(r.messages)) for r in source.train + source.eval] == [("b", 1)] * 2
 
 
 # completion

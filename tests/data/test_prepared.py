@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,22 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def prepare(source: Path, model: str, output: Path, *flags: str, status: int = 0) -> dict[str, Any]:
-    """Runs the command, by default on one half of the rows; what prepared.json holds."""
-    split = [] if "--data_split" in flags else ["--data_split", "1,1,0"]
-    command = ["prepare", str(source), "--output", str(output), "--tokenizer", model, *split, *flags]
-    assert main(command) == status
-    return json.loads((output / "prepared.json").read_text()) if status == 0 else {}
+@pytest.fixture
+def prepare(source: Path, model: str, tmp_path: Path) -> Callable[..., Path]:
+    """Runs the command, by default on one half of the source's rows; the folder of that name."""
+
+    def run(name: str, *flags: str, status: int = 0, rows: Path = source) -> Path:
+        folder = tmp_path / name
+        split = [] if "--data_split" in flags else ["--data_split", "1,1,0"]
+        assert main(["prepare", str(rows), "--output", str(folder), "--tokenizer", model, *split, *flags]) == status
+        return folder
+
+    return run
+
+
+def content_of(folder: Path) -> dict[str, Any]:
+    """What prepared.json holds."""
+    return json.loads((folder / "prepared.json").read_text())
 
 
 def loader_of(kind: type, folder: Path, limit: int = 100, **more: Any) -> ExampleLoader[Any]:
@@ -110,11 +121,10 @@ def test_lengths_in_characters() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["arrow", "pt"])
-def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) -> None:
+def test_a_folder_trains_like_its_source(kind, form, source, prepare) -> None:
     """Without filters, the rows of step 1's or 2's share, cut at the same place: index for index, id for id."""
     stage, part = ("preference", 2) if kind in (PairExample, PreferenceExample) else ("finetune", 1)
-    folder = tmp_path / "prepared"
-    prepare(source, model, folder, "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
+    folder = prepare("prepared", "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
     share = load_share(flags_of(source, step=part))
     loader = loader_of(kind, folder, limit=14)
     expected, dropped = loader_of(kind, source, limit=14)._make(share.train)
@@ -128,35 +138,33 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
         assert list(read.train) == expected and list(read.eval) == held_out
 
 
-def test_what_the_folder_says(source, model, tmp_path) -> None:
-    info = prepare(
-        source, model, tmp_path / "out", "--minimum_response_length", "3", "--save_skipped", "--num_samples", "15"
-    )
+def test_what_the_folder_says(source, prepare) -> None:
+    folder = prepare("out", "--minimum_response_length", "3", "--save_skipped", "--num_samples", "15")
+    info = content_of(folder)
     assert info["stage"] == "finetune" and info["read"] == {"train": 15, "test": 5}
-    skipped = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    skipped = [json.loads(line) for line in (folder / "skipped.jsonl").read_text().splitlines()]
     assert Counter(row["reason"] for row in skipped) == sum(map(Counter, info["left_out"].values()), Counter())
     assert all(row["origin"] and row["prompt"] for row in skipped)
     assert set(info["source"]["sha256"]) == {str(source / "train.jsonl"), str(source / "test.jsonl")}
     assert info["flags"]["num_samples"] == 15 and info["flags"]["minimum_response_length"] == 3
 
 
-def test_the_parts_are_disjoint(source, model, tmp_path) -> None:
+def test_the_parts_are_disjoint(prepare) -> None:
     """The two stages hold different rows, together all; without shuffling, in the order of the files."""
     rows: dict[str, list[int]] = {}
     for stage in ("finetune", "preference"):
-        prepare(source, model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
-        train = loader_of(PromptExample, tmp_path / stage).read().train
+        folder = prepare(stage, "--stage", stage, "--no_shuffle", *LOOSE)
+        train = loader_of(PromptExample, folder).read().train
         rows[stage] = [row.row.extra["n"] for row in train]
     assert rows == {"finetune": list(range(20)), "preference": list(range(20, 40))}
 
 
-def test_without_shuffling_the_last_rows_are_held_out(model, tmp_path) -> None:
+def test_without_shuffling_the_last_rows_are_held_out(prepare, tmp_path) -> None:
     """Of 60 rows the last 3; the two parts of the 57 follow each other, and those of the 3."""
     rows = {}
     path = write_jsonl(tmp_path / "rows.jsonl", numbered_pairs(range(60)))
     for stage in ("finetune", "preference"):
-        prepare(path, model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
-        folder = open_prepared(tmp_path / stage)
+        folder = open_prepared(prepare(stage, "--stage", stage, "--no_shuffle", *LOOSE, rows=path))
         assert not (tmp_path / stage / "validation").exists(), "it has no rows"
         rows[stage] = {}
         for part in ("train", "test"):
@@ -166,28 +174,27 @@ def test_without_shuffling_the_last_rows_are_held_out(model, tmp_path) -> None:
     assert rows["preference"] == {"train": list(range(29, 57)), "test": [58, 59]}
 
 
-def test_pt_files_are_sheeprls(source, model, tmp_path) -> None:
+def test_pt_files_are_sheeprls(prepare) -> None:
     tokenizer = make_tokenizer()
-    prepare(source, model, tmp_path / "f", "--format", "pt", "--no_shuffle", *LOOSE)
-    prepare(source, model, tmp_path / "p", "--format", "pt", "--no_shuffle", "--stage", "preference", *LOOSE)
-    row = torch.load(tmp_path / "f" / "finetune_train.pt", weights_only=True)[3]
+    folder = prepare("f", "--format", "pt", "--no_shuffle", *LOOSE)
+    pairs = prepare("p", "--format", "pt", "--no_shuffle", "--stage", "preference", *LOOSE)
+    row = torch.load(folder / "finetune_train.pt", weights_only=True)[3]
     prompt = [1, *tokenizer("no 3", add_special_tokens=False)["input_ids"]]
     ids = [*prompt, *tokenizer("yes we can 3", add_special_tokens=False)["input_ids"], 2]
     assert set(row) == {"prompt_len", "input_ids", "targets"} and row["prompt_len"] == len(prompt)
     assert row["input_ids"].tolist() == ids
     assert row["targets"].tolist() == [-1] * len(prompt) + ids[len(prompt) :]
-    pair = torch.load(tmp_path / "p" / "preference_train.pt", weights_only=True)[3]
+    pair = torch.load(pairs / "preference_train.pt", weights_only=True)[3]
     assert set(pair) == {"prompt_len", "chosen_input_ids", "rejected_input_ids"}
-    arguments = json.loads((tmp_path / "f" / "args.json").read_text())
+    arguments = json.loads((folder / "args.json").read_text())
     assert arguments["ignore_index"] == -1 and arguments["max_length"] == 100 and arguments["mask_prompt"] is True
-    shown = torch.load(tmp_path / "f" / "example_prompt.pt", weights_only=True)
+    shown = torch.load(folder / "example_prompt.pt", weights_only=True)
     assert set(shown) == {"prompt", "input_ids", "attention_mask"}
 
 
-def test_a_folder_of_sheeprls_own(source, model, tmp_path, caplog) -> None:
+def test_a_folder_of_sheeprls_own(prepare, caplog) -> None:
     """Without prepared.json: the example prompt tells whether the tokenizer is the same."""
-    folder = tmp_path / "p"
-    prepare(source, model, folder, "--format", "pt", "--stage", "preference", *LOOSE)
+    folder = prepare("p", "--format", "pt", "--stage", "preference", *LOOSE)
     expected = loader_of(PairExample, folder).read().train
     (folder / "prepared.json").unlink()
     assert list(loader_of(PairExample, folder).read().train) == list(expected)
@@ -221,10 +228,8 @@ def test_a_pt_file_is_never_executed(tmp_path, capsys) -> None:
     assert "executed" not in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
-    finetune, unmasked, plain = tmp_path / "f", tmp_path / "u", tmp_path / "source"
-    prepare(source, model, finetune, *LOOSE)
-    prepare(source, model, unmasked, "--no_mask_prompt", *LOOSE)
+def test_what_does_not_fit_is_refused(source, model, prepare) -> None:
+    finetune, unmasked = prepare("f", *LOOSE), prepare("u", "--no_mask_prompt", *LOOSE)
     with pytest.raises(UserError, match=f"prepared with the tokenizer of {model}.*again with --tokenizer"):
         loader_of(SFTExample, finetune, tokenizer=make_tokenizer(texts=["zebra zebra"] * 9))
     with pytest.raises(UserError, match="responses end with '<eos>', those of this run.*--end_of_conversation_token"):
@@ -234,7 +239,7 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
     with pytest.raises(UserError, match="with --stage finetune.*two responses.*with --stage preference"):
         loader_of(PairExample, finetune)
     with pytest.raises(UserError, match="data of one kind"):
-        find_prepared([str(finetune), str(plain)])
+        find_prepared([str(finetune), str(source)])
     with pytest.raises(UserError, match=r"--max_seq_len 1: none of the 20 rows is left \(response cut to nothing: 20"):
         loader_of(SFTExample, finetune, limit=1).read()
     shutil.rmtree(finetune / "train")
@@ -253,37 +258,36 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
         (["--data_split", "1", "--stage", "preference"], "--data_split 1 has 1 parts, none for the reward model step"),
     ],
 )
-def test_bad_flags(flags, message, source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", *flags, status=2)
+def test_bad_flags(flags, message, prepare, tmp_path, caplog) -> None:
+    folder = prepare("out", *flags, status=2)
     assert re.search(message, caplog.text), caplog.text
-    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+    assert not folder.exists() and not list(tmp_path.glob(".out*"))
 
 
-def test_the_share_of_validation_is_rounded_down(source, model, tmp_path) -> None:
+def test_the_share_of_validation_is_rounded_down(prepare) -> None:
     """A tenth of 19 rows are 1.9; SheepRL holds out 1."""
     flags = [*LOOSE, "--num_samples", "19", "--validation_percentage", "0.1"]
-    kept = prepare(source, model, tmp_path / "out", *flags)["kept"]
+    kept = content_of(prepare("out", *flags))["kept"]
     assert (kept["train"], kept["validation"]) == (18, 1)
 
 
-def test_an_output_that_exists_or_is_being_written_is_refused(source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", *LOOSE)
-    written = (tmp_path / "out" / "prepared.json").stat()
-    prepare(source, model, tmp_path / "out", *LOOSE, status=2)
+def test_an_output_that_exists_or_is_being_written_is_refused(prepare, tmp_path, caplog) -> None:
+    folder = prepare("out", *LOOSE)
+    written = (folder / "prepared.json").stat()
+    prepare("out", *LOOSE, status=2)
     assert f"--output {tmp_path}/out: it exists; remove it, or give another folder." in caplog.text
-    assert (tmp_path / "out" / "prepared.json").stat() == written
+    assert (folder / "prepared.json").stat() == written
     lock = Lock(tmp_path / ".new.lock", "another")
-    prepare(source, model, tmp_path / "new", *LOOSE, status=2)
+    prepare("new", *LOOSE, status=2)
     assert f"--output {tmp_path}/new: another process is writing it." in caplog.text
     lock.close()
-    prepare(tmp_path / "out", model, tmp_path / "again", status=2)
+    prepare("again", status=2, rows=folder)
     assert "prepared already" in caplog.text
     assert not list(tmp_path.glob(".*"))
 
 
-def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
-    folder = tmp_path / "out"
-    prepare(source, model, folder, "--format", "pt", *LOOSE)
+def test_check_describes_a_folder(model, prepare, tmp_path, capsys) -> None:
+    folder = prepare("out", "--format", "pt", *LOOSE)
     capsys.readouterr()
     assert main(["check", str(folder), "--tokenizer", model]) == 0
     told = capsys.readouterr().out
@@ -297,19 +301,18 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     assert "rows       train: 20, test: 5" in capsys.readouterr().out
 
 
-def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
-    prepare(source, model, tmp_path / "out", *LOOSE)
-    (source,) = find_sources(flags_of(tmp_path / "out"))
-    assert (source["train"], source["eval"]) == (20, 5)
+def test_the_plan_counts_its_rows(prepare) -> None:
+    (counted,) = find_sources(flags_of(prepare("out", *LOOSE)))
+    assert (counted["train"], counted["eval"]) == (20, 5)
 
 
-def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> None:
-    prepare(source, model, tmp_path / "prepared", *LOOSE, "--stage", "preference")
+def test_what_prepared_rows_do_not_hold_is_refused(prepare) -> None:
+    folder = prepare("prepared", *LOOSE, "--stage", "preference")
     with pytest.raises(UserError, match="--margin_key: a prepared folder holds no margins"):
-        loader_of(PairExample, tmp_path / "prepared", margin_key="gap")
+        loader_of(PairExample, folder, margin_key="gap")
     with pytest.raises(UserError, match="--train_on all: a prepared folder holds one response per row"):
-        loader_of(SFTExample, tmp_path / "prepared", all_turns=True)
+        loader_of(SFTExample, folder, all_turns=True)
     with pytest.raises(UserError, match="needs the rows of the source itself"):
-        load_share(flags_of(tmp_path / "prepared"))
+        load_share(flags_of(folder))
     with pytest.raises(UserError, match="--prompts .*prepared: a prepared folder, whose prompts are written for one"):
-        open_data(str(tmp_path / "prepared"), "--prompts")
+        open_data(str(folder), "--prompts")

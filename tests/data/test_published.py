@@ -135,20 +135,12 @@ def test_bad_apps(change, wanted):
 # what becomes of rows without a solution
 
 
-@pytest.fixture
-def apps_rows(tmp_path):
-    return load_source(write_set(tmp_path / "apps", "apps", rows=8, eval_rows=5)).train
-
-
-def test_step_1_drops_and_counts_problems_without_a_solution(apps_rows, tokenizer):
-    examples, dropped = sft_examples(apps_rows, tokenizer, 4000, tokenizer.eos_token_id)
+def test_step_1_drops_and_counts_problems_without_a_solution_and_step_3_keeps_them(tmp_path, tokenizer):
+    rows = load_source(write_set(tmp_path / "apps", "apps", rows=8, eval_rows=5)).train
+    examples, dropped = sft_examples(rows, tokenizer, 4000, tokenizer.eos_token_id)
     assert (len(examples), dropped) == (6, {"no reference solution": 2})
     why = r"^--data_path: none of the 2 rows is left .no reference solution: 2.*\. Give other data\."  # of any length
     with pytest.raises(UserError, match=why):
-        sft_examples([apps_rows[1], apps_rows[4]], tokenizer, 4000, tokenizer.eos_token_id)
-
-
-def test_step_3_keeps_them_as_prompts(apps_rows, tokenizer):
-    examples, dropped = prompt_examples(apps_rows, tokenizer, 4000)
+        sft_examples([rows[1], rows[4]], tokenizer, 4000, tokenizer.eos_token_id)
+    examples, dropped = prompt_examples(rows, tokenizer, 4000)
     assert (len(examples), dropped) == (8, {})
-    assert examples[2].row.extra["input_output"].count("7") >= 10_000

@@ -39,9 +39,7 @@ def test_preference_row(tmp_path):
 
 
 def test_renamed_columns(tmp_path):
-    keys = ColumnFlags(prompt_key="q", chosen_key="good", rejected_key="bad", response_key="a", messages_key="talk")
-    row = only_row(tmp_path, {"q": "Q", "good": "A", "bad": "B"}, keys)
-    assert (row.prompt, row.chosen, row.rejected) == ("Q", "A", "B")
+    keys = ColumnFlags(prompt_key="q", response_key="a", messages_key="talk")
     assert only_row(tmp_path, {"q": "Q", "a": "A"}, keys).chosen == "A"
     assert only_row(tmp_path, {"talk": dialogue("hi")}, keys).messages == dialogue("hi")
 
@@ -81,16 +79,6 @@ def test_folder_with_evaluation_files(tmp_path):
     assert (source.name, source.files) == ("mine", (first, second, test))
     validation = write(folder / "validation.jsonl", [{"prompt": "v"}])
     assert load_source(folder).files == (first, second, validation)
-
-
-def test_parquet_folder(tmp_path):
-    rows = [comparison(0, post="P", article=None), comparison(1, post=None, article="N")]
-    write_rows(tmp_path / "train.parquet", rows)
-    write_rows(tmp_path / "valid.parquet", rows[1:])
-    source = load_source(tmp_path)
-    assert [row.prompt for row in source.train] == ["POST\nP\nTL;DR: ", "ARTICLE\nN\nTL;DR: "]
-    assert source.train[1].origin == f"{tmp_path}/train.parquet row 2"
-    assert source.eval[0].extra == rows[1]
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "\n [\n{}\n]"), ("a.jsonl", "\ufeff[{}]")])
@@ -149,6 +137,8 @@ CALL = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name"
         (CALL.replace(b"ARGUMENTS", b'"{city: 1"'), "a tool call of message 1 .* has the arguments '{city: 1'; they"),
         (b'{"messages": [{"role": "human", "content": "a"}]}', "role of message 1 .* is 'human'.*; write 'user'"),
         (json.dumps({"messages": dialogue("a", "b"), "chosen": "c"}).encode(), "two responses"),
+        (json.dumps(comparison(2, post="P")).encode(), "'choice' must be 0 or 1, not 2"),
+        (json.dumps(comparison(post="P") | {"summaries": [{"text": "a"}]}).encode(), "not enough values"),
     ],
 )
 def test_bad_line_is_named(tmp_path, line, wanted):
@@ -161,15 +151,6 @@ def test_bad_line_is_named(tmp_path, line, wanted):
 def test_empty_file(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert f"{tmp_path / name} is empty" in error_of(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [({"summaries": [{"text": "a"}]}, "not enough values"), ({"choice": 2}, "'choice' must be 0 or 1, not 2")],
-)
-def test_bad_comparison_is_named(tmp_path, change, wanted):
-    path = write(tmp_path / "c.jsonl", [comparison(post="P") | change])
-    assert re.match(f"{path}:1: .*{wanted}", error_of(path))
 
 
 def test_bad_array_and_bad_parquet(tmp_path):

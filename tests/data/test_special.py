@@ -78,23 +78,17 @@ def test_check_and_preview_show_them(tmp_path):
     mended = Settings(tokenizer=tokenizer, end_of_response=tokenizer.convert_tokens_to_ids("<|im_end|>"))
     shown = preview_report(path, 1, 1, False, mended)
     assert "note: the chat template" not in shown and "]]b<eos>c<|im_end|>" in shown
-    prompt = tokenizer.apply_chat_template(dialogue("hi", "yes", "so"), add_generation_prompt=True, tokenize=False)
-    without_end = len(tokenizer(prompt)["input_ids"]) + 3
-    short = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer, max_seq_len=without_end))
-    assert "cut, without EOS, holds <eos> inside" in short
     plain = str(write_jsonl(tmp_path / "plain.jsonl", [{"prompt": "a", "chosen": "b"}] * 40))
     assert "special tokens\n  nothing to note" in check_report(plain, "1,0,0", Settings(tokenizer=tokenizer))
 
 
-def test_the_flag_of_both_commands(tmp_path, capsys, caplog):
+def test_the_flag_of_the_command(tmp_path, capsys, caplog):
     chat_tokenizer().save_pretrained(tmp_path / "model")
     path = str(write_jsonl(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40))
     model = ["--tokenizer", str(tmp_path / "model")]
-    for command in ("check", "preview"):
-        assert main([command, path, *model]) == 0
-        assert "--end_of_conversation_token '<|im_end|>'" in capsys.readouterr().out
-        assert main([command, path, *model, "--end_of_conversation_token", "<|im_end|>"]) == 0
-        assert "--end_of_conversation_token" not in capsys.readouterr().out
-    assert main(["check", path, *model, "--end_of_conversation_token", "two words"]) == 2
-    assert main(["check", path, "--end_of_conversation_token", "<|im_end|>"]) == 2
+    words = ["check", path, "--end_of_conversation_token"]
+    assert main([*words, "<|im_end|>", *model]) == 0
+    assert "--end_of_conversation_token" not in capsys.readouterr().out
+    assert main([*words, "two words", *model]) == 2
+    assert main([*words, "<|im_end|>"]) == 2
     assert "must be exactly one" in caplog.messages[-2] and "give the model's --tokenizer" in caplog.messages[-1]

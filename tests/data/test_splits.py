@@ -10,6 +10,7 @@ import pytest
 
 from cli_runs import write_jsonl as write
 from data_cases import flags_of
+from dialogue_cases import dialogue
 from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.data.sources import Share, load_share, load_source
@@ -21,15 +22,14 @@ def pair(prompt: str, number: int) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": f" good {number}", "rejected": f" bad {number}"}
 
 
-def talk(*texts: str) -> dict[str, Any]:
-    """A dialogue that the user begins."""
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]}
-
-
 def openings(rows: Sequence[Row]) -> set[str]:
     """The openings of rows."""
     return set(map(opening, rows))
+
+
+def share_of(folder: Path, rows: list[dict[str, Any]], **flags: Any) -> Share[Row]:
+    """What a step reads of a file with these rows."""
+    return load_share(flags_of(write(folder / "rows.jsonl", rows), data_split=None, **flags))
 
 
 def assert_disjoint(share: Share[Row]) -> None:
@@ -55,7 +55,7 @@ def test_parts_by_hand():
 @pytest.mark.parametrize("step", [1, 3])
 def test_pairs_of_one_prompt_are_held_out_together(tmp_path, step):
     rows = [pair(f"What is {number // 4}?", number) for number in range(240)]
-    share = load_share(flags_of(write(tmp_path / "pairs.jsonl", rows), step=step, data_split=None))
+    share = share_of(tmp_path, rows, step=step)
     assert_disjoint(share)
     assert (len(share.train), len(share.eval)) == (228, 12), "5 % of 240 rows: three prompts of four pairs"
 
@@ -66,7 +66,7 @@ def test_a_prompt_written_in_other_ways_is_the_same_prompt(tmp_path):
     for number in range(60):
         for prompt in ("Caf\u00e9 of {}?", "Cafe\u0301 of {}?", " Caf\u00e9  of\n{}?\t", "Caf\u00e9 of\u00a0{}?"):
             rows.append(pair(prompt.format(number), number))
-    share = load_share(flags_of(write(tmp_path / "pairs.jsonl", rows), data_split=None))
+    share = share_of(tmp_path, rows)
     numbers = [{row.prompt.split()[-1] for row in part} for part in (share.train, share.eval)]
     assert numbers[0].isdisjoint(numbers[1]) and len(numbers[1]) == 3
 
@@ -76,14 +76,14 @@ def test_dialogues_that_begin_alike_are_held_out_together(tmp_path):
     rows = []
     for number in range(60):
         question = f"Question {number}?"
-        rows.append(talk(question, "First answer."))
-        rows.append(talk(question, "Other answer.", "Why?", "Because."))
+        rows.append({"messages": dialogue(question, "First answer.")})
+        rows.append({"messages": dialogue(question, "Other answer.", "Why?", "Because.")})
         system = {"role": "system", "content": f"Rule {number % 7}."}
-        rows.append({"messages": [system, *talk(f" {question}", "Third.")["messages"]]})
+        rows.append({"messages": [system, *dialogue(f" {question}", "Third.")]})
         rows.append(
             {"prompt": f"\n\nHuman: {question}\n\nAssistant: Yes.\n\nHuman: So?\n\nAssistant:", "response": "x"}
         )
-    share = load_share(flags_of(write(tmp_path / "talks.jsonl", rows), data_split=None))
+    share = share_of(tmp_path, rows)
     assert_disjoint(share)
     assert len(openings(share.train) | openings(share.eval)) == 60
 
@@ -139,25 +139,9 @@ def test_two_editions_with_evaluation_rows_of_their_own(tmp_path):
     assert [one["dropped"] for one in share.sources] == [{"prompt held out in another source": 1}] * 2
 
 
-def test_own_evaluation_rows_are_left_as_they_are(tmp_path):
-    """A prompt that is held out of one source is dropped from another that has its own evaluation rows."""
-    folder = tmp_path / "given"
-    write(folder / "train.jsonl", [pair(f"Q{number}", number) for number in range(40)])
-    write(folder / "test.jsonl", [pair("Q0", 0), pair("new", 1)])
-    other = write(tmp_path / "b.jsonl", [pair(f"Q{number}", number) for number in range(40)] + [pair("new", 2)])
-    held_out = openings(load_source(other).eval)
-    share = load_share(flags_of(folder, other, data_split=None))
-    given, split = share.sources
-    assert given["train"] == 40 - len(held_out - {"new"}) and given["eval"] == 2
-    assert given["dropped"] == {"prompt held out in another source": len(held_out - {"new"})}
-    assert split["train"] + split["eval"] == 41
-    trained = {opening(row) for row in share.train if row.origin.startswith(str(other))}
-    assert trained.isdisjoint({"Q0", "new"}), "evaluation rows of the folder are not trained on from the other file"
-
-
 def test_data_whose_rows_begin_alike(tmp_path):
     """Examples before the question are no opening; and where all prompts are equal, each row stands for itself."""
-    shots = [talk("2+2?", "4", f"{number}+1?", "n")["messages"] for number in range(40) for _ in range(2)]
+    shots = [dialogue("2+2?", "4", f"{number // 2}+1?", "n") for number in range(80)]
     rows = load_source(write(tmp_path / "shots.jsonl", [{"messages": shot} for shot in shots]))
     last = [{row.messages[-1]["content"] for row in part} for part in (rows.train, rows.eval)]
     assert len(rows.eval) == 4 and last[0].isdisjoint(last[1])
@@ -169,15 +153,14 @@ def test_data_whose_rows_begin_alike(tmp_path):
 
 def test_of_few_prompts_the_one_with_the_fewest_rows_is_held_out(tmp_path):
     rows = [pair(f"Q{number % 3}", number) for number in range(60)] + [pair("Q3", number) for number in range(15)]
-    share = load_share(flags_of(write(tmp_path / "few.jsonl", rows), data_split=None))
+    share = share_of(tmp_path, rows)
     assert len(share.train) == 60 and openings(share.train) == {"Q0", "Q1", "Q2"}
     assert len(share.eval) == 15 and openings(share.eval) == {"Q3"}
 
 
 @pytest.mark.parametrize("share, held_out", [(0.0, 0), (0.3, 12)])
 def test_the_share_that_is_held_out(tmp_path, share, held_out):
-    path = write(tmp_path / "rows.jsonl", [pair(f"Q{number}", number) for number in range(40)])
-    rows = load_share(flags_of(path, data_split=None, eval_share=share))
+    rows = share_of(tmp_path, [pair(f"Q{number}", number) for number in range(40)], eval_share=share)
     assert (len(rows.train), len(rows.eval)) == (40 - held_out, held_out)
 
 
@@ -187,4 +170,4 @@ def test_evaluation_files_alone_are_not_trained_on(tmp_path):
     assert (len(source.train), len(source.eval), source.num_rows) == (0, 1, (0, 1))
     with pytest.raises(UserError, match="has evaluation rows and no training rows. Add files train"):
         load_share(flags_of(tmp_path))
-    assert len(load_share(flags_of(Path(tmp_path) / "test.jsonl", data_split=None)).train) == 1, "the remedy"
+    assert len(load_share(flags_of(tmp_path / "test.jsonl", data_split=None)).train) == 1, "the remedy"

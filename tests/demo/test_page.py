@@ -143,8 +143,6 @@ def test_summaries(chromium, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_or_an_address_that_cannot_be_used_is_named(tmp_path):
+def test_an_address_that_cannot_be_used_is_named(tmp_path):
     words = [sys.executable, "-m", "dschat", "demo", "chat", "--model", str(tmp_path / "away")]
-    message_of(run_command(words), str(tmp_path / "away"))
-    message_of(run_command([*words, "--port", "70000"]), "--port 70000 is out of range", "from 0 to 65535")
     message_of(run_command([*words, "--host", "300.1.2.3"]), "--host 300.1.2.3: cannot")

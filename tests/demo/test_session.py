@@ -23,7 +23,7 @@ from demo_cases import (
 from dschat.base.errors import UserError
 from dschat.demo.models import ENDED, LENGTH, GrowingAnswer
 from dschat.demo.models import MARKER as BY_MARKER
-from dschat.demo.options import ChatOptions, SummaryOptions
+from dschat.demo.options import ChatOptions
 from dschat.demo.page import answers_html
 from dschat.demo.sampling import SamplingChoice, choose_sampling
 from dschat.demo.session import Turn, chat_prompt, check_system_prompt, summary_prompt
@@ -98,8 +98,7 @@ def test_a_greedy_answer_is_what_transformers_itself_generates(models):
     replies = [answers[0] for answers in session.chat((), QUESTION, session.sampling)]
     assert replies[-1].text == expected and replies[-1].done == LENGTH and len(replies[-1].tokens) == 20
     assert len(replies) > 5  # it was seen growing
-    assert all(after.text.startswith(before.text) for before, after in zip(replies, replies[1:], strict=False))
-    assert all(reply.done is None for reply in replies[:-1])
+    assert all(reply.done is None and expected.startswith(reply.text) for reply in replies[:-1])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,6 @@ def test_two_models_answer_the_same_each_with_its_score_and_macro_actions(models
         assert reply.caption.startswith(f"score {reply.score:+.3f}".replace("-", "−"))
     alone = last(make_session(models / "endless", *GREEDY))
     assert alone[0].text == replies[1].text and alone[0].score is None
-    assert not any(parameter.requires_grad for parameter in session.models[0].causal_lm.parameters())
 
 
 def test_perplexity_cuts_by_the_log_probs_of_the_model_that_answers(models):
@@ -217,9 +215,3 @@ def test_models_texts_are_shown_and_nothing_in_them_is_obeyed():
     for html in (answers_html([nasty, "b"], [GrowingAnswer(nasty), done]), answers_html(["a"], [done])):
         assert "<img" not in html and not set("`${}\x1b\u202e") & set(html)
     assert done.caption == "score −1.500 · 2 tokens, 2 macro actions, in 0.2 s · ended"
-
-
-@pytest.mark.parametrize("words", [["--top_p", "0"], ["--temperature", "nan"], ["--rm_template"], ["--ngram", "0"]])
-def test_flags_that_make_no_sense_are_named(words):
-    with pytest.raises(UserError, match=" ".join(words)):
-        parse(SummaryOptions, ["--model", "m", *words])

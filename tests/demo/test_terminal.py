@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cli_runs import environment, message_of, run_command
+from cli_runs import environment, run_command
 from demo_cases import make_session, save_endless, save_reward, save_taught
 from dschat.cli import main
 from dschat.demo.models import GrowingAnswer
@@ -90,11 +90,10 @@ def test_a_missing_gradio_is_named_with_its_extra(monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_it_works_in_pipes(models, tmp_path):
-    command = [sys.executable, "-m", "dschat", "demo", "chat", "--terminal", "--model"]
+    command = [sys.executable, "-m", "dschat", "demo", "chat", "--terminal", "--model", models / "ends"]
     script = tmp_path / "in.txt"
     script.write_text("how are you?\n/exit\n")
-    words = " ".join(map(str, [*command, models / "ends", "--temperature", 0, "--device", "cpu"]))
+    words = " ".join(map(str, [*command, "--temperature", 0, "--device", "cpu"]))
     done = run_command(["bash", "-o", "pipefail", "-c", f"{words} < {script} | cat"], **environment()).expect(0)
     assert done.stdout.splitlines()[2] == "fine,\\x1b[31m thanks" and "> " not in done.stdout
     assert "Loading weights" not in done.stderr
-    message_of(run_command([*command, str(tmp_path / "away")]), str(tmp_path / "away"))

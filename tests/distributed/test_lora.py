@@ -116,28 +116,21 @@ def test_the_reference_holds_no_second_model(group, tmp_path):
     assert total - adapters == sum(p.numel() for p in make_causal_lm().parameters())
 
 
-@pytest.mark.parametrize("role, kind", [("policy", "gpt2"), ("reward model", "gemma")])
-def test_a_merged_model_says_what_the_live_model_says(role, kind, tmp_path):
-    base = save_folder(tmp_path / "base", MODELS[role](kind), make_tokenizer())
-    model = adapted(MODELS[role], kind)
-    expected = numbers_of(model)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    save_model(model, saved_weights(model), make_tokenizer(), tmp_path / "saved")
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    merged = OPENERS[role].from_pretrained(tmp_path / "saved", dtype=torch.float32)
-    assert not any("lora" in name for name in merged.state_dict())
-    assert_near(numbers_of(merged), expected, UPDATE)
-    assert float((numbers_of(OPENERS[role].from_pretrained(base)) - expected).abs().max()) > 0.01
-
-
 @pytest.mark.parametrize("role, kind", [("policy", "gemma"), ("reward model", "gpt2")])
-def test_peft_alone_opens_an_adapter_by_its_folder(role, kind, tmp_path):
-    """AutoPeftModel… finds the base by its path: a causal LM, whose score head comes from the adapter's folder."""
+def test_saved_models_say_what_the_live_model_says(role, kind, tmp_path):
+    """Merged, and as an adapter: AutoPeftModel… finds the base by its path, a causal LM, and the score head beside."""
     is_policy = role == "policy"
     base = save_folder(tmp_path / "base", make_causal_lm(kind), make_tokenizer())
     model = make_causal_lm(kind) if is_policy else load_scalar(base, "", torch.float32, make_tokenizer())
     add_lora(model, 4, None, base)
     fill(model)
+    expected = numbers_of(model.eval())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    save_model(model, saved_weights(model), make_tokenizer(), tmp_path / "merged")
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    merged = OPENERS[role].from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert not any("lora" in name for name in merged.state_dict())
+    assert_near(numbers_of(merged), expected, UPDATE)
     save_model(model, saved_weights(model), make_tokenizer(), tmp_path / "saved", merge=False)
     adapter = tmp_path / "saved" / "adapter"
     written = json.loads((adapter / "adapter_config.json").read_text())
@@ -145,7 +138,7 @@ def test_peft_alone_opens_an_adapter_by_its_folder(role, kind, tmp_path):
     assert lora_config(model).task_type is None  # the live one is as it was
     auto_class = AutoPeftModelForCausalLM if is_policy else AutoPeftModelForSequenceClassification
     opened = auto_class.from_pretrained(adapter, dtype=torch.float32, **({} if is_policy else {"num_labels": 1}))
-    assert_near(numbers_of(opened.eval()), numbers_of(model.eval()))
+    assert_near(numbers_of(opened.eval()), expected)
 
 
 @pytest.mark.xdist_group("launcher")

@@ -16,9 +16,10 @@ from dschat.base.errors import UserError
 from dschat.models.tiny import make_model
 from dschat.plan.minimum import minimum_memory
 from dschat.quickstart.synthetic import make_rows, row_texts
-from dschat.run.preflight import MinimumMemory, ProcessReport, check_reports, preflight
+from dschat.run.preflight import MinimumMemory, ProcessReport, check_reports, preflight, shared_flags
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import SFTConfig
+from factories import ppo_config
 from launches import launch
 
 FOLDER = Path("runs/ppo")
@@ -28,6 +29,7 @@ TINY_SIZES = {
     **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 2},
 }
 VERSIONS = (("torch", "2.13.0"), ("transformers", "5.23.0"))
+FLAGS = (("--seed", "1"), ("--eval_interval", "2"))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def no_network(monkeypatch):
 
 def reports(*changes, hosts=("a", "a")):
     """One per rank, healthy but for the changes {rank: fields}."""
-    healthy = [ProcessReport(rank, host, VERSIONS, None, 10**9, 10**8) for rank, host in enumerate(hosts)]
+    healthy = [ProcessReport(rank, host, VERSIONS, FLAGS, None, 10**9, 10**8) for rank, host in enumerate(hosts)]
     for rank, fields in changes:
         healthy[rank] = replace(healthy[rank], **fields)
     return healthy
@@ -48,6 +50,28 @@ def test_another_version_is_named_with_its_rank_and_host():
     other = (("torch", "2.13.0"), ("transformers", "5.20.0"))
     with pytest.raises(UserError, match=r"rank 1 \(b\) has transformers 5\.20\.0, rank 0 \(a\) has 5\.23\.0"):
         check_reports(reports((1, {"versions": other}), hosts=("a", "b")), FOLDER)
+
+
+def test_a_flag_that_another_machine_was_not_given_is_named():
+    """Also one that a resumed run may change: it decides which collectives the ranks enter."""
+    other = (("--seed", "1"), ("--eval_interval", "0"))
+    with pytest.raises(UserError, match=r"rank 1 \(b\) has --eval_interval 0, rank 0 \(a\) has 2: start every node"):
+        check_reports(reports((1, {"flags": other}), hosts=("a", "b")), FOLDER)
+
+
+def test_where_things_are_may_differ_between_machines(tmp_path):
+    names = {name for name, _ in shared_flags(ppo_config(tmp_path))}
+    assert names >= {"--eval_interval", "--max_steps", "--save_steps", "--zero_stage", "--seed"}
+    places = {
+        "--data_path",
+        "--output_dir",
+        "--node_rank",
+        "--num_gpus",
+        "--master_addr",
+        "--local_rank",
+        "--vllm_url",
+    }
+    assert not names & places
 
 
 def test_a_folder_that_a_rank_cannot_use_is_named():

@@ -32,8 +32,7 @@ def engine_at(stage, **options):
 
 
 @pytest.mark.parametrize(
-    ("stage", "spoiled"),
-    [(0, AT_LAST), (0, AT_FIRST), (0, WITH_FINITE_GRADIENTS), (1, AT_LAST), (2, WITH_FINITE_GRADIENTS), (3, AT_FIRST)],
+    ("stage", "spoiled"), [(0, AT_LAST), (1, AT_FIRST), (2, WITH_FINITE_GRADIENTS), (3, AT_FIRST)]
 )
 def test_a_loss_that_is_not_finite_changes_nothing(stage, spoiled, group):
     """Weights, Adam's moments and step count, and the schedule: the next update is that of a run without this one."""

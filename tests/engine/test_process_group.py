@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.utils import groups
+from torch.distributed import distributed_c10d
 from torch.utils import cpp_extension
 
 from cli_runs import run_command
@@ -100,6 +102,13 @@ def test_the_interface_is_chosen_before_machines_meet(processes_here, chosen, tw
     monkeypatch.setattr(process_group, "make_host_groups", lambda *_: None)
     process_group._join_group(9, 9)
     assert found == [chosen]
+
+
+def test_groups_that_deepspeed_makes_wait_as_long_as_the_run(group):
+    """It clones the group of all processes without a timeout."""
+    cloned = groups._clone_world_group()._get_backend(torch.device("cpu"))
+    assert cloned.options._timeout == distributed_c10d.default_pg_timeout
+    assert distributed_c10d.default_pg_timeout == distributed_c10d.default_pg_nccl_timeout
 
 
 def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch):

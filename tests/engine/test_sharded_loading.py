@@ -85,10 +85,8 @@ def test_added_tokens_that_would_stay_untrained_are_seen_in_parts(settings, tmp_
     placement = placement_of(settings)
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer, load_options=LoadOptions(placement))
     choose_trained(model, Finetuning(rank=2), folder)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     with pytest.raises(UserError, match="all nearly equal: <tool>"):
         require_trainable_tokens(model, tokenizer, [[5, 101]], placement, "--m")
-    assert frozen == [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     assert all(hasattr(parameter, "ds_id") for name, parameter in model.named_parameters() if "lora" not in name)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dschat.base.statistics import MeanInterval, Rate
 from dschat.evaluation import results
-from dschat.evaluation.results import counted_verdicts, group_agreement
+from dschat.evaluation.results import group_agreement
 
 COUNTED = {"A": "A", "B": "B", "t": "tie"}
 
@@ -27,15 +27,6 @@ def agreement_of_three(x: str, y: str, z: str) -> dict:
     return group_agreement("people", pd.DataFrame({"x": rated(x), "y": rated(y), "z": rated(z)}))
 
 
-def test_cohens_kappa_of_a_two_by_two_table():
-    """A/A 20, A/B 5, B/A 10, B/B 15: observed 0.7, by chance 0.5 · 0.6 + 0.5 · 0.4 = 0.5, kappa 0.2 / 0.5 = 0.4."""
-    result = agreement("A" * 25 + "B" * 25, "A" * 20 + "B" * 5 + "A" * 10 + "B" * 15)
-    assert (result["raters"], result["items"], result["decided"]) == (("x", "y"), 50, 50)
-    assert result["same"].value == pytest.approx(0.7) and result["same_decided"] == result["same"]
-    assert result["kappa"].value == pytest.approx(0.4)
-    assert result["kappa"].low < 0.4 < result["kappa"].high
-
-
 @pytest.mark.parametrize("count", [10, 20, 30, 50])
 def test_a_rater_who_always_says_the_same_has_no_interval(count):
     """The formula's standard error is 0, but for rounding."""
@@ -47,18 +38,10 @@ def test_cohens_kappa_with_ties():
     """Ten items; six on the diagonal; by chance (4 · 5 + 2 · 2 + 4 · 3) / 100 = 0.36; kappa 0.24 / 0.64 = 0.375."""
     result = agreement("AAAAttBBBB", "AAAttBABAB")
     assert result["same"].value == pytest.approx(0.6)
-    assert result["kappa"].value == pytest.approx(0.375)
+    assert result["kappa"].value == pytest.approx(0.375) and result["kappa"].low < 0.375 < result["kappa"].high
     # Without ties AAA beside AAA and BBBB beside ABAB: 5 of 7.
     assert result["decided"] == 7
     assert result["same_decided"].value == pytest.approx(5 / 7)
-
-
-def test_invalid_answers_and_passes_count_as_not_rated():
-    rows = [(0, "x", "A"), (1, "x", "invalid"), (2, "x", "B"), (0, "y", "skip"), (2, "y", "tie")]
-    table = counted_verdicts(pd.DataFrame(rows, columns=["item", "rater", "verdict"]))
-    assert list(table.columns) == ["x", "y"]
-    assert table.isna().to_numpy().tolist() == [[False, True], [True, True], [False, False]]
-    assert table.loc[2].tolist() == ["B", "tie"]
 
 
 @pytest.mark.parametrize(

@@ -78,34 +78,22 @@ def values_of_n(folder):
     return {(row["model"], row["temperature"], row["n"]): row for row in rows}
 
 
-def test_a_report_on_several_models(file, tmp_path):
-    other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: 2 * [[1.0, 2.0, 0.0, 0.0]]}))
-    text = best_of_report([file, other], [2, 4], tmp_path / "out")
-    found = values_of_n(tmp_path / "out")
-    ours = {("ours-v1.5", 0.0, 1), *(("ours-v1.5", 0.5, n) for n in (1, 2, 4))}
-    assert found.keys() == ours | {("theirs", 1.0, n) for n in (1, 2, 4)}
-    alike = {"value": 2.0, "low": 2.0, "high": 2.0}
-    assert found["theirs", 1.0, 4]["first"] == alike, "both prompts have the same"
-    assert text == (tmp_path / "out" / "report.md").read_text() and "| theirs" in text and "5.000 [-7.706, " in text
-    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_of_the_published_numbers_those_that_were_drawn(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(best_of, "draw_best_of", lambda _: b"")
-    best_of_report([file], None, tmp_path)
-    assert {n for _, _, n in values_of_n(tmp_path)} == {1, 4}
-
-
-def test_prompts_are_compared_without_the_marks_of_a_template(file, tmp_path):
-    """Models with different templates, or with one that writes the date, may have answered the same messages."""
+def test_a_report_on_several_models(tmp_path):
+    """Of the published numbers those that were drawn. Models with different templates answered the same messages."""
     files = []
-    for mark in ("<a>", "<b>"):
+    for model, rewards in {"ours-v1.5": TWO_PROMPTS, "theirs": {1.0: 2 * [[1.0, 2.0, 0.0, 0.0]]}}.items():
         rows = []
-        for row in read_jsonl(file):
+        for row in rows_of(rewards):
             messages = [{"role": "user", "content": row["prompt"]}]
-            rows.append(row | {"prompt": mark + row["prompt"], "prompt_messages": messages})
-        files.append(write_jsonl(tmp_path / f"model{mark[1]}.jsonl", rows))
-    assert "| modela" in best_of_report(files, [2], tmp_path / "out")
+            rows.append(row | {"prompt": f"<{model}>{row['prompt']}", "prompt_messages": messages})
+        files.append(write_jsonl(tmp_path / f"{model}.jsonl", rows))
+    text = best_of_report(files, None, tmp_path / "out")
+    found = values_of_n(tmp_path / "out")
+    ours = {("ours-v1.5", 0.0, 1), ("ours-v1.5", 0.5, 1), ("ours-v1.5", 0.5, 4)}
+    assert found.keys() == ours | {("theirs", 1.0, 1), ("theirs", 1.0, 4)}
+    assert found["theirs", 1.0, 4]["first"] == {"value": 2.0, "low": 2.0, "high": 2.0}, "both prompts have the same"
+    assert text == (tmp_path / "out" / "report.md").read_text() and "5.000 [-7.706, " in text
+    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sweeps_that_cannot_be_compared_are_refused(file, tmp_path):

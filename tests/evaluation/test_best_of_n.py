@@ -8,8 +8,6 @@ import pytest
 
 from cli_runs import read_jsonl
 from closeness import near
-from dschat.base.errors import UserError
-from dschat.evaluation import generate as scored
 from dschat.evaluation import prompts
 from dschat.evaluation.generate import run_best_of_n, run_inference
 from dschat.evaluation.generate_options import BestOfOptions
@@ -39,10 +37,12 @@ def test_defaults_are_the_papers():
     assert parsed.sweep.responses_per_prompt == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
 
 
-def test_draws_are_those_of_single_runs(sweep, options):
+def test_draws_are_those_of_single_runs(sweep, options, interrupt):
     """The responses at a temperature are those that inference with --num_return draws; more begin with the same."""
+    opened = interrupt(prompts, "load_policy")
     chosen = sweep(num_samples=5)
     table = run_best_of_n(chosen)
+    assert len(opened) == 1
     path = chosen.result_path
     assert path.parts[-3:] == ("summarize", "best-of-n", "run.jsonl")
     assert sorted(files_of(path)) == ["run.json", "run.jsonl", "run.md", "run.png"]
@@ -64,21 +64,3 @@ def test_draws_are_those_of_single_runs(sweep, options):
     (of_two,) = [row for row in written if (row["temperature"], row["n"]) == (1.2, 2)]
     assert of_two["first"]["value"] == pytest.approx(fmean(max(row["rewards"][:2]) for row in by_temperature[1.2]))
     assert f"{of_two['first']['value']:.3f} [" in table
-
-
-def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, interrupt):
-    opened = interrupt(prompts, "load_policy")
-    chosen, again = sweep(num_samples=2), sweep(num_samples=2, overwrite=True)
-    run_best_of_n(chosen)
-    assert len(opened) == 1
-    with pytest.raises(UserError, match="run.jsonl exists, finished"):
-        run_best_of_n(chosen)
-    before = files_of(chosen.result_path)
-    interrupt(scored, "write_best_of", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run_best_of_n(again)
-    interrupt(scored, "write_best_of")
-    assert len(opened) == 2
-    run_best_of_n(again)
-    assert len(opened) == 2, "everything had been drawn; only table and curves were missing"
-    assert files_of(chosen.result_path) == before

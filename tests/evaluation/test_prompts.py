@@ -5,7 +5,6 @@ import json
 import shutil
 
 import pytest
-from datasets import load_dataset
 
 from cli_runs import arguments, write_jsonl
 from dschat.base.errors import UserError
@@ -40,14 +39,6 @@ def folder(tmp_path):
     write_jsonl(tmp_path / "set" / "train.jsonl", plain_rows(2))
     write_jsonl(tmp_path / "set" / "test.jsonl", plain_rows(30))
     return tmp_path / "set"
-
-
-def test_the_order_is_that_of_the_loaded_data_set(options, folder, bytes_tokenizer, tmp_path):
-    chosen = select_prompts(options(data_path=str(folder), num_samples=20), bytes_tokenizer)
-    loaded = load_dataset("json", data_files=str(folder / "test.jsonl"), split="train", cache_dir=str(tmp_path / "c"))
-    assert texts_of(chosen) == loaded.shuffle(seed=1234).select(range(20))["prompt"]
-    assert [example.index for example in chosen.examples] == list(range(20))
-    assert chosen.dropped == 0
 
 
 def test_the_seed_of_the_draws_does_not_choose_other_prompts(options, bytes_tokenizer):
@@ -100,15 +91,6 @@ def test_a_file_of_which_no_row_is_held_out(options, bytes_tokenizer, tmp_path):
         select_prompts(options(data_path=str(path), split="eval"), bytes_tokenizer)
     selection = select_prompts(options(data_path=str(path), split="all"), bytes_tokenizer)
     assert sorted(texts_of(selection)) == [row["prompt"] for row in rows]
-
-
-def test_data_of_ones_own(options, bytes_tokenizer, tmp_path):
-    """A CSV file of prompts under a name of its own is read whole."""
-    file = tmp_path / "own.csv"
-    file.write_text("question,answer\n" + "".join(f"Question {i}?,yes {i}\n" for i in range(40)))
-    chosen = options(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
-    selection = select_prompts(chosen, bytes_tokenizer)
-    assert sorted(texts_of(selection)) == sorted(f"Question {i}?" for i in range(40))
 
 
 # prepared folders

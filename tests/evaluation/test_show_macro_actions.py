@@ -80,9 +80,7 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     assert status == 0 and "response 2 of 2" in output.out and "\x1b" not in output.out
     html = page.read_text(encoding="utf-8")
     assert "<script" not in html and "<b>" not in html and "\x1b" not in html and "http" not in html
-    assert html.count('class="ma-panel"') == 4 and "fixed, n = 4" in html
-    text = re.sub("<[^>]+>", "", html)
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "&lt;b&gt;over&lt;/b&gt;" in text
+    assert html.count('class="ma-panel"') == 4 and "&lt;b&gt;over&lt;/b&gt;" in html
     _, output = shown(capsys, "--model", model, "--jsonl", file, "--limit", "1")
     assert "response 1 of 1" in output.out
 

@@ -11,7 +11,6 @@ from closeness import near
 from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.data.sources import hold_out, read_source
-from dschat.evaluation import text
 from dschat.evaluation.generate_options import TextOptions
 from dschat.evaluation.text import run_text
 from dschat.models.reward_notes import note_end_token
@@ -46,21 +45,21 @@ def measure(place, name="out", **flags):
     return read_jsonl(place / name / "rows.jsonl")
 
 
-def texts_of(tokenizer, all_tokens):
+def texts_of(tokenizer, sft_on_prompt):
     """Ids of prompt and response, and the first place that is trained on."""
     for prompt, response in zip(PROMPTS, CHOSEN, strict=True):
         head = [BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
         ids = [*head, *tokenizer(response, add_special_tokens=False)["input_ids"], EOS]
-        yield ids, 1 if all_tokens else len(head)
+        yield ids, 1 if sft_on_prompt else len(head)
 
 
-@pytest.mark.parametrize("all_tokens", [False, True])
-def test_losses_are_those_of_plain_transformers(place, tokenizer, all_tokens):
+@pytest.mark.parametrize("sft_on_prompt", [False, True])
+def test_losses_are_those_of_plain_transformers(place, tokenizer, sft_on_prompt):
     """A text alone, without padding: −log softmax of the logits at the token before."""
-    rows = measure(place, model=[str(place / "policy1")], no_rouge=True, all_tokens=all_tokens)
+    rows = measure(place, model=[str(place / "policy1")], no_rouge=True, sft_on_prompt=sft_on_prompt)
     model = make_causal_lm("gpt2", 1).eval().requires_grad_(False)
     assert len(rows) == 5 and "response" not in rows[0]
-    for row, (ids, first) in zip(rows, texts_of(tokenizer, all_tokens), strict=True):
+    for row, (ids, first) in zip(rows, texts_of(tokenizer, sft_on_prompt), strict=True):
         logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         losses = [-float(logits[place - 1, ids[place]]) for place in range(first, len(ids))]
         assert row["loss_tokens"] == len(losses)
@@ -118,21 +117,6 @@ def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, t
         assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
 
 
-def test_an_interrupted_run_goes_on_with_the_same_rows_alone(place, interrupt):
-    flags = {"model": [str(place / "policy1"), str(place / "policy2")], "batch_size": 2}
-    whole = measure(place, "whole", **flags)
-    interrupt(text, "read_and_answer", 4)  # in the second model
-    with pytest.raises(KeyboardInterrupt):
-        measure(place, **flags)
-    assert not (place / "out" / "rows.jsonl").exists()
-    calls = interrupt(text, "read_and_answer")
-    with pytest.raises(UserError, match=r"begun with --data .*rows [0-9a-f]{12}\), now it is .*rows"):
-        measure(place, **flags, split="train")
-    assert measure(place, **flags) == whole and len(calls) == 2
-    with pytest.raises(UserError, match="rows.jsonl exists, finished"):
-        measure(place, **flags)
-
-
 def test_all_models_of_a_run(place):
     """models/step-N and the final ones, by updates; the last step is the final model."""
     run = place / "run"
@@ -147,7 +131,7 @@ def test_all_models_of_a_run(place):
 
 
 def test_held_out_rows_are_those_of_the_run(place):
-    """Data without evaluation rows: those that all runs on these data held out; else all."""
+    """Data without evaluation rows: those that all runs on these data held out."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
     run, trained = place / "run", place / "trained"
@@ -158,16 +142,9 @@ def test_held_out_rows_are_those_of_the_run(place):
         (folder / "train_config.json").write_text(json.dumps(config))
     (run / "run.json").write_text(json.dumps({"step": "ppo"}))
     flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
-    for name, own, count in (
-        ("run", {"checkpoints": run}, 12),
-        ("default", {"model": [str(place / "policy1")], "split": "eval"}, 3),
-        ("both", {"model": [str(trained)], "checkpoints": run}, 6),
-    ):
-        source = hold_out(read_source(place / "many.jsonl"), count / 60)
-        expected = [row.prompt for row in source.eval]
-        rows = measure(place, name, **flags, **own)
-        assert [row["prompt"] for row in rows] == expected * len({row["model"] for row in rows})
-        assert len(expected) == count
+    expected = [row.prompt for row in hold_out(read_source(place / "many.jsonl"), 0.1).eval]
+    rows = measure(place, model=[str(trained)], checkpoints=run, **flags)
+    assert [row["prompt"] for row in rows] == expected * 2 and len(expected) == 6
 
 
 @pytest.fixture
@@ -184,6 +161,7 @@ def run_with_flags(place):
         "max_seq_len": 20,
         "end_of_conversation_token": "<pad>",
         "apply_chat_template": False,
+        "sft_on_prompt": True,
     }
     columns = {"prompt_key": "q", "response_key": "a"}
     (run / "train_config.json").write_text(json.dumps(flags | columns | {"learning_rate": 1.0}))
@@ -194,12 +172,26 @@ def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_
     caplog.set_level("INFO")
     flags = {"data": str(place / "questions.jsonl"), "split": "train", "no_rouge": True}
     alone = {"model": [str(place / "policy1")], "prompt_key": "q", "response_key": "a"}
-    expected = measure(place, "alone", max_seq_len=20, end_of_conversation_token="<pad>", **alone, **flags)
+    of_run = {"max_seq_len": 20, "end_of_conversation_token": "<pad>", "sft_on_prompt": True}
+    expected = measure(place, "alone", **of_run, **alone, **flags)
     other = measure(place, "other", **alone, **flags)
     assert [row["loss_sum"] for row in expected] != [row["loss_sum"] for row in other]
     rows = measure(place, checkpoints=run_with_flags, **flags)
     assert [row["loss_sum"] for row in rows] == [row["loss_sum"] for row in expected]
-    assert f"--checkpoints {run_with_flags}: as in that run, --max_seq_len=20 '--end_of_conv" in caplog.text
+    assert f"--checkpoints {run_with_flags}: as in that run, --max_seq_len=20 --sft_on_prompt=" in caplog.text
+
+
+def test_all_turns_of_the_assistant_have_a_loss_where_the_run_trained_on_them(place, run_with_flags):
+    """Two turns of 'a b': twice the tokens of the last one."""
+    template = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
+    (place / "policy1" / "chat_template.jinja").write_text(template)
+    turn = [{"role": "user", "content": "c"}, {"role": "assistant", "content": "a b"}]
+    chats = write_jsonl(place / "chats.jsonl", [{"messages": 2 * turn}])
+    flags = {"data": str(chats), "split": "all", "no_rouge": True}
+    (last,) = measure(place, "last", model=[str(place / "policy1")], **flags)
+    (run_with_flags / "train_config.json").write_text(json.dumps({"train_on": "all"}))
+    (both,) = measure(place, checkpoints=run_with_flags, **flags)
+    assert both["loss_tokens"] == 2 * last["loss_tokens"] > 0
 
 
 def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, tokenizer, caplog):

@@ -40,8 +40,8 @@ def nested(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 class Queue:
     """verl's transfer queue: fields of rows by name."""
 
-    def __init__(self, case: Case, leaves_out: str = "") -> None:
-        fields = {
+    def __init__(self, case: Case) -> None:
+        self.fields = {
             "uid": NonTensorStack(*UIDS),
             "response_mask": nested(case.mask.long(), case.mask),
             "rm_scores": nested(case.rewards, case.mask),
@@ -49,7 +49,6 @@ class Queue:
             "responses": nested(case.ids, case.mask),
             "ref_log_prob": nested(case.ref_logprobs, case.mask),
         }
-        self.fields = {name: field for name, field in fields.items() if name != leaves_out}
         self.put: dict[str, torch.Tensor] = {}
 
     def kv_batch_get(self, keys, partition_id, select_fields):
@@ -60,11 +59,11 @@ class Queue:
         self.put = {name: fields[name].to_padded_tensor(0) for name in fields.keys()}
 
 
-def advantages(monkeypatch, case: Case, estimator: str = "gae", leaves_out: str = "") -> dict[str, torch.Tensor]:
+def advantages(monkeypatch, case: Case) -> dict[str, torch.Tensor]:
     """What verl's trainer puts into its queue for the rollout."""
-    queue = Queue(case, leaves_out)
+    queue = Queue(case)
     monkeypatch.setattr(trainer_base, "tq", queue)
-    algorithm = {"use_kl_in_reward": False, "adv_estimator": estimator, "gamma": GAMMA, "lam": LAM}
+    algorithm = {"use_kl_in_reward": False, "adv_estimator": "gae", "gamma": GAMMA, "lam": LAM}
     config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 2}}})
     batch = KVBatchMeta(
         keys=[f"{uid}_0_{n}" for n, uid in enumerate(UIDS)], tags=[{}] * len(UIDS), partition_id="train"

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from cli_runs import write_jsonl
 from dschat.base.errors import UserError
-from dschat.judge.costs import Prices, Spending, estimated_tokens
-from fake_judge import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
+from dschat.judge.costs import Prices, Spending
+from fake_judge import client_of, judged, question, two_files, verdicts
 
 
 def test_servers_that_count_nothing_are_estimated(server, tmp_path):
@@ -21,11 +20,6 @@ def test_servers_that_count_nothing_are_estimated(server, tmp_path):
     client.ask(question())
     assert client._spending.input_tokens == -(-server.sizes[0] // 4)
     assert client._spending.output_tokens == 25
-
-
-def test_costs():
-    assert (estimated_tokens(0), estimated_tokens(5)) == (0, 2)
-    assert Prices(5.0, 15.0).cost(1_000_000, 2_000_000) == 35.0
 
 
 def test_requests_on_their_way_count_against_the_limit():
@@ -95,14 +89,4 @@ def test_bad_flags(server, tmp_path, words, message):
     with pytest.raises(UserError, match=message) as error:
         judged(server, tmp_path, *words)
     assert "secret" not in str(error.value) and "with a space" not in str(error.value)
-    assert server.bodies == []
-
-
-def test_bad_files(server, tmp_path):
-    two_files(tmp_path)
-    write_jsonl(tmp_path / "other.jsonl", rows_of(GOOD_B, prefix="q"))
-    with pytest.raises(UserError, match=r"a\.jsonl:1: no row of --model_name_b .*other\.jsonl"):
-        judged(server, tmp_path, models=("a", "other"))
-    with pytest.raises(UserError, match=r"--output .*a\.jsonl has the name of --model_name_a"):
-        judged(server, tmp_path, output="a.jsonl")
     assert server.bodies == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge, beside a teacher, and a simulated user on a real server of vLLM. `make test-vllm` runs these."""
+"""A judge beside a teacher, on a real server of vLLM. `make test-vllm` runs this."""
 
 import os
 import signal
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
@@ -20,10 +19,6 @@ from dschat.judge.client import JudgeClient
 from dschat.judge.costs import Prices, Spending
 from dschat.judge.rubrics import Rubric
 from dschat.judge.scores import JudgeScores, JudgeSettings
-from dschat.settings.rewards import SIMULATED_USER
-from dschat.turns.environment import StepResult
-from dschat.turns.environments import EnvironmentPool, Failure
-from dschat.turns.simulated_user import SERVER, UserSettings
 from factories import batch_of_iteration, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from launches import free_port
 
@@ -130,24 +125,3 @@ def test_points_of_a_real_server_beside_a_teacher(url, group, tmp_path):
     assert torch.equal(repeated.trajectory.scores, batch.trajectory.scores) and asked.requests == 0
     plain = batch.advantages - batch.trajectory.teacher_log_ratios
     assert batch.trajectory.teacher_log_ratios.any() and plain.isfinite().all()
-
-
-def test_a_simulated_user_of_a_real_server(url, tmp_path):
-    """Its logits are the same everywhere: an answer that ends at once is a failure, the others are messages."""
-    endpoint = Endpoint("judge", url, 200, 60.0, 1, flags=SERVER)
-    settings = UserSettings(3, "", endpoint, 1.0, str(tmp_path / "cache"))
-    opening = [{"role": "user", "content": "a cat"}]
-    rows = [("reset", {"messages": opening}, seed) for seed in range(8)]
-    with closing(EnvironmentPool(SIMULATED_USER, 60.0, 8, settings)) as pool, pool.episodes(8) as processes:
-        pool.call(processes, rows)
-        results = pool.call(processes, [("step", opening, "the mat")] * 8)
-        again = pool.call(processes, [("step", opening, "the mat")] * 8)
-    answers = [result for result in results if isinstance(result, StepResult)]
-    assert len(answers) >= 4 and all(isinstance(result, StepResult | Failure) for result in results)
-    assert [answer for answer in again if isinstance(answer, StepResult)] == answers
-    texts = []
-    for answer in answers:
-        (message,) = answer.messages
-        assert message["role"] == "user" and not answer.done
-        texts.append(message["content"])
-    assert len(set(texts)) > 1 and all(texts)

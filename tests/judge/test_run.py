@@ -6,10 +6,9 @@ import json
 import pandas as pd
 import pytest
 
-from cli_runs import write_jsonl
 from dschat.base.errors import UserError
 from dschat.evaluation.responses import comparison_of
-from fake_judge import judged, judged_rows, shown_in, two_files, verdicts
+from fake_judge import judged, judged_rows, two_files, verdicts
 
 BY_HAND = ["A", "B", "tie", "A"]  # of the files of `two_files`, by `more_good`
 OOPS = (500, {"error": {"message": "oops"}}, {})
@@ -36,17 +35,6 @@ def test_verdicts_of_both_orders(server, tmp_path):
     assert not (tmp_path / "out" / "a-b.jsonl.partial").exists()
 
 
-def test_exchanged_models_mirror_the_verdicts_and_cost_nothing(server, tmp_path):
-    judged(server, tmp_path, output="a-b.jsonl")
-    line = judged(server, tmp_path, output="b-a.jsonl", models="ba")
-    assert verdicts(tmp_path, "b-a.jsonl") == ["B", "A", "tie", "B"]
-    assert len(server.bodies) == 8
-    assert "1 wins, 1 ties, 2 losses" in line
-    assert "0 requests (8 more from the cache), 0 + 0 tokens; " in line
-    first, second = (judged_rows(tmp_path, name) for name in ("a-b.jsonl", "b-a.jsonl"))
-    assert [row["response_a"] for row in first] == [row["response_b"] for row in second]
-
-
 def test_a_single_order_shows_each_pair_once_with_sides_by_chance(server, tmp_path):
     """A judge that always takes the first shows who was first: by the seed, by text and not by file."""
     server.answer = lambda messages: '{"comparison": "", "verdict": "first"}'
@@ -61,8 +49,6 @@ def test_a_single_order_shows_each_pair_once_with_sides_by_chance(server, tmp_pa
     assert len(server.bodies) == 30
     judged(server, tmp_path, "--single_order", "--seed", "7", output="s.jsonl")
     assert verdicts(tmp_path, "s.jsonl") != found
-    judged(server, tmp_path, output="both.jsonl")
-    assert verdicts(tmp_path, "both.jsonl") == ["tie"] * 30, "opposite verdicts in the two orders"
 
 
 def test_the_same_text_twice_is_a_tie_and_not_asked_about(server, tmp_path):
@@ -72,16 +58,6 @@ def test_the_same_text_twice_is_a_tie_and_not_asked_about(server, tmp_path):
     judged(server, tmp_path, "--concurrency", 1)
     assert verdicts(tmp_path) == ["tie", "A"] and judged_rows(tmp_path)[0]["orders"] == []
     assert len(server.bodies) == 2
-
-
-def test_a_prompt_is_shown_without_the_marks_of_its_template(server, tmp_path):
-    marked = "<|im_start|>user\nIs <b> bold?<|im_end|>\n<|im_start|>assistant\n"
-    common = {"prompt": marked, "prompt_messages": [{"role": "user", "content": "Is <b> bold?"}]}
-    for name in "ab":
-        write_jsonl(tmp_path / f"{name}.jsonl", [common | {"response": name}])
-    judged(server, tmp_path)
-    assert {shown_in(body["messages"])["prompt"] for body in server.bodies} == {"Is <b> bold?"}
-    assert [row["prompt"] for row in judged_rows(tmp_path)] == ["Is <b> bold?"]
 
 
 def test_a_reply_that_cannot_be_read_is_asked_for_once_more(server, tmp_path):
@@ -94,9 +70,9 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(server, tmp_path):
     assert [[o["repaired"] for o in row["orders"]] for row in rows] == [[True, False], [True, False]]
     assert rows[1]["orders"][0]["first_reply"] == "I will not judge that."
     assert len(server.bodies) == 6
-    repair = server.bodies[1]["messages"]
-    assert repair[:2] == server.bodies[0]["messages"] and [m["role"] for m in repair[2:]] == ["assistant", "user"]
-    assert repair[2]["content"].startswith('{"compar') and "broken or cut off" in repair[3]["content"]
+    *before, answered, request = server.bodies[1]["messages"]
+    assert before == server.bodies[0]["messages"] and answered["content"].startswith('{"compar')
+    assert "broken or cut off" in request["content"]
 
 
 def test_an_answer_that_was_repaired_costs_nothing_when_the_comparison_is_repeated(server, tmp_path):
@@ -137,24 +113,24 @@ def six_files(folder, bad):
     two_files(folder, ["good POISON" if i == bad else f"good {i}" for i in range(6)], ["bad"] * 6)
 
 
-@pytest.mark.parametrize(("status", "bad", "concurrency"), [(400, 0, 1), (422, 3, 8)])
-def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_path, status, bad, concurrency):
-    server.fail_on("POISON", (status, STRANGE, {}))
+@pytest.mark.parametrize(("bad", "concurrency"), [(0, 1), (3, 8)])
+def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_path, bad, concurrency):
+    server.fail_on("POISON", (422, STRANGE, {}))
     six_files(tmp_path, bad)
     assert "5 wins, 0 ties, 0 losses, 1 invalid of 6" in judged(server, tmp_path, "--concurrency", concurrency)
     assert verdicts(tmp_path) == ["invalid" if i == bad else "A" for i in range(6)]
     problem = judged_rows(tmp_path)[bad]["orders"][0]["problem"]
-    assert f"answers {status}: Request rejected by rule 17." in problem
+    assert "answers 422: Request rejected by rule 17." in problem
     for body in server.bodies:
         if "POISON" not in json.dumps(body["messages"]):
             assert body["response_format"]["type"] == "json_schema"  # the form stays
 
 
-@pytest.mark.parametrize(("way", "bad", "concurrency"), [("500", 0, 1), ("timeout", 3, 8)])
-def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, way, bad, concurrency):
-    server.fail_on("POISON", OOPS if way == "500" else "timeout")
+@pytest.mark.parametrize(("bad", "concurrency"), [(0, 1), (3, 8)])
+def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, bad, concurrency):
+    server.fail_on("POISON", OOPS)
     six_files(tmp_path, bad)
-    words = ["--concurrency", concurrency, "--max_tries", 2, "--timeout", 0.8 if way == "timeout" else 5]
+    words = ["--concurrency", concurrency, "--max_tries", 2]
     with pytest.raises(UserError) as error:
         judged(server, tmp_path, *words)
     place = f"{tmp_path / 'a.jsonl'}:{bad + 1}"

@@ -102,29 +102,23 @@ def test_points_of_each_criterion_are_parts_of_the_score(server, tmp_path):
 def test_what_a_judge_reads(server, tmp_path):
     judge_of(server, tmp_path)(rollout_of(1), texts_of("good <b>", prompts=["the post"]))
     (body,) = server.bodies
-    system, user = body["messages"]
-    assert system["content"].startswith(
-        "Grade the summary.\n\nCriteria:\n- brevity: Is it short?\n- truth: Is it true?"
-    )
-    assert '{"reason": "one or two sentences", "brevity": 0 to 10, "truth": 0 to 10}' in system["content"]
+    instructions = body["messages"][0]["content"]
+    assert instructions.startswith("Grade the summary.\n\nCriteria:\n- brevity: Is it short?\n- truth: Is it true?")
+    assert '{"reason": "one or two sentences", "brevity": 0 to 10, "truth": 0 to 10}' in instructions
     assert graded_in(body["messages"]) == {"prompt": "the post", "summary": "good <b>"}
-    assert "good &lt;b&gt;" in user["content"]
     schema = body["response_format"]["json_schema"]["schema"]
     assert schema["required"] == ["reason", "brevity", "truth"]
     assert schema["properties"]["truth"] == {"type": "integer", "enum": list(range(11))}
 
 
 def test_no_text_is_asked_about_twice(server, tmp_path):
-    """Not in a rollout, not in a later one, not by a run that is started again with the cache."""
+    """Not in a rollout, and not in a later one of the same rubric."""
     judge = judge_of(server, tmp_path)
     texts = texts_of("good", "good", "bad", prompts=["p", "p", "p"])
     first = judge(rollout_of(3), texts)
-    assert len(server.bodies) == 2 and first.values[0] == first.values[1] > first.values[2]
     again = judge(rollout_of(3), texts)
-    resumed = judge_of(server, tmp_path)(rollout_of(3), texts)
-    assert len(server.bodies) == 2
-    assert torch.equal(first.values, again.values) and torch.equal(first.values, resumed.values)
-    assert again.measured == resumed.measured == {"judge/cached": (2.0, 2.0)}
+    assert len(server.bodies) == 2 and first.values[0] == first.values[1] > first.values[2]
+    assert torch.equal(first.values, again.values) and again.measured == {"judge/cached": (2.0, 2.0)}
     judge_of(server, tmp_path, replace(POINTS, task="Another task."))(rollout_of(3), texts)
     assert len(server.bodies) == 4
 
@@ -302,26 +296,12 @@ def numbers_in(text, refusal=""):
 
 
 @pytest.mark.parametrize(
-    ("text", "a"),
-    [
-        ('{"reason": "x", "a": 3, "b": 10}', 3),
-        ('Sure:\n```json\n{"a": 3.5, "b": 10}\n```', 3.5),
-        ('<think>{"a": 1, "b": 1}</think>{"a": 2, "b": 10}', 2),
-    ],
-)
-def test_answers_that_can_be_read(text, a):
-    assert numbers_in(text) == {"a": a, "b": 10}
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "it is empty and has no JSON object with a, b"),
-        ('{"a": 3, "b"', "its JSON is broken or cut off"),
         ('{"a": 3}', "b is missing"),
         ('{"a": 3, "b": "7"}', "b is '7', not a number from 0 to 10"),
         ('{"a": true, "b": 1}', "a is True"),
-        ('{"a": NaN, "b": 1}', "a is nan"),
         ('{"a": 1, "b": 2} {"a": 2, "b": 2}', "contradict"),
     ],
 )

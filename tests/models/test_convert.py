@@ -132,7 +132,6 @@ def saves(content):
     ("change", "message"),
     [
         (with_weights(extra=torch.ones(1)), "not those of a LlamaForCausalLM.*: extra are missing"),
-        (with_weights(**{"lm_head.weight": torch.ones(1, 32)}), "a LlamaForCausalLM.*: lm_head.weight are"),
         (saves({"weight": RunsCode()}), "holds no weights that can be opened without running code"),
         (saves(torch.ones(2)), "holds no weights that can be opened"),
         (lambda folder: (folder / "pytorch_model.bin").unlink(), "no pytorch_model.bin"),
@@ -168,7 +167,7 @@ def test_a_pickled_adapter_is_refused_with_the_lines_that_convert_it(tokenizer, 
 
 
 # -- Git LFS
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer.model"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_pointer_in_a_model_s_folder_is_named(name, tokenizer, tmp_path):
     folder = save_hf_folder(tmp_path, make_causal_lm(), tokenizer)
     (tmp_path / name).write_text(POINTER)

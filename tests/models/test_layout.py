@@ -2,7 +2,6 @@
 """Rows for forward passes: where their tokens lie, and how rows are grouped."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -67,24 +66,6 @@ def test_no_group_is_larger_than_the_longest_rows_allow():
 
 def test_groups_have_no_more_rows_than_allowed_whatever_the_tokens():
     assert [len(group) for group in group_by_length(np.full(12, 7), PassSize(4, 1000))] == [4, 4, 4]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_groups_by_tokens_are_the_fewest_with_little_padding(seed):
-    """At most 4 rows and 60 tokens, and at most a twentieth of padding; of all cuts into so few, the least padding."""
-    lengths = np.random.RandomState(seed).randint(8, 40, 9)
-    groups = group_by_length(lengths, PassSize(4, 60))
-    areas = [len(group) * lengths[group].max() for group in groups]
-    assert sorted(np.concatenate(groups)) == list(range(9))
-    assert max(len(group) for group in groups) <= 4 and max(areas) <= 60
-    best = {}
-    for count in range(1, len(groups) + 1):
-        for cuts in itertools.combinations(range(1, 9), count - 1):
-            parts = [(len(part), len(part) * part[-1]) for part in np.split(np.sort(lengths), cuts)]
-            if all(rows <= 4 and area <= 60 for rows, area in parts):
-                best[count] = min(best.get(count, math.inf), sum(area for _, area in parts))
-    assert sum(areas) == best[len(groups)] and 0.95 * sum(areas) <= lengths.sum()
-    assert all(0.95 * best[count] > lengths.sum() for count in best if count < len(groups))
 
 
 def test_groups_by_tokens_of_ragged_rollouts():

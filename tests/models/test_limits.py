@@ -17,10 +17,7 @@ GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions"
 TABLES = {
     "gpt2": (make_config("gpt2", n_positions=48), 48),
     "opt": (transformers.OPTConfig(**SIZES, **OPT, max_position_embeddings=40), 40),
-    "openai-gpt": (transformers.OpenAIGPTConfig(**GPT), 48),
-    "ctrl": (transformers.CTRLConfig(**GPT, dff=32), 48),
     "gptj": (transformers.GPTJConfig(**GPT, rotary_dim=4), 48),
-    "codegen": (transformers.CodeGenConfig(**GPT, rotary_dim=4), 48),
     "mpt": (transformers.MptConfig(vocab_size=100, d_model=32, n_layers=1, n_heads=2, max_seq_len=48), 48),
 }
 

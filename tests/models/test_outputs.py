@@ -8,7 +8,6 @@ import torch
 import transformers
 
 from closeness import assert_near, near
-from dschat.models.classifiers import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.reward_head import add_gain
@@ -24,7 +23,6 @@ from factories import (
     make_rollout,
     pad_rows,
     ragged_rows,
-    save_folder,
     saved_weights,
     score,
 )
@@ -89,24 +87,6 @@ def test_last_scores_by_hand():
     numbers = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]])
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]]).bool()
     assert last_scores(numbers, mask).tolist() == [2.0, 8.0, 11.0]
-
-
-@pytest.mark.parametrize("kind", ["gemma2", "gpt2"])
-def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformers(kind, tokenizer, tmp_path):
-    base = save_folder(tmp_path / "sft", make_causal_lm(kind), tokenizer)
-    model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
-    numbers = model(*pad_rows(ROWS)[:2])
-    assert not bool(numbers.any())  # a new head starts at zero
-    numbers.sum().backward()
-    assert float(model.inner.score.weight.grad.abs().max()) > 0
-    torch.nn.init.normal_(model.inner.score.weight, std=0.1)  # as if trained
-    scores = scores_of(model, ROWS)
-    save_model(model.inner, saved_weights(model.inner), tokenizer, tmp_path / "reward")
-    reopened = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
-    expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
-    assert_near(scores, expected)
-    again = ScalarModel(load_scalar(str(tmp_path / "reward"), "--m", torch.float32, tokenizer)).eval()
-    assert_near(scores_of(again, ROWS), scores)
 
 
 GAIN_ROWS = ragged_rows([2, 4, 3], [5, 1, 3])

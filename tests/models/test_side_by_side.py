@@ -11,12 +11,8 @@ from torch._dynamo.backends.debugging import aot_eager
 
 from closeness import assert_near
 from compiler_state import fresh_compiler
-from dschat.models.compiled import Compiler, compile_layers
-from dschat.models.side_by_side import common_layout, lay_side_by_side, merge_linears, merging_backend
-from dschat.rollouts.continuous import sample
-from dschat.rollouts.static import StaticDecoder
-from factories import sampling_of
-from rollout_cases import ENDS, model_of, prompts_of, seeds_of
+from dschat.models.compiled import Compiler
+from dschat.models.side_by_side import common_layout, lay_side_by_side, merging_backend
 
 
 @pytest.fixture(autouse=True)
@@ -80,20 +76,13 @@ def test_neighbours_of_one_input_are_one_product(order: list[str], products: int
     assert counts == [products]
 
 
-def test_matrices_are_moved_without_a_change() -> None:
-    module = ThreeProjections()
-    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    lay_side_by_side([module])
-    for name, parameter in module.named_parameters():
-        assert torch.equal(parameter, before[name])
-    # Elements 0–11, 12–19 and 20–39 of the buffer, by hand.
-    assert [matrix.storage_offset() for matrix in module.parameters() if matrix.ndim == 2] == [0, 12, 20]
-
-
 def test_layouts_that_differ_are_not_one() -> None:
     layers = [ThreeProjections(), ThreeProjections()]
     assert common_layout(layers) is None
+    before = [parameter.detach().clone() for parameter in layers[0].parameters()]
     lay_side_by_side(layers)
+    assert all(map(torch.equal, layers[0].parameters(), before))
+    # Elements 0–11, 12–19 and 20–39 of the buffer, by hand.
     assert common_layout(layers) == (0, 12, 20)
     lay_out([layers[1].second, layers[1].first, layers[1].last])
     assert common_layout(layers) is None
@@ -128,29 +117,3 @@ def test_matrices_that_others_read_are_not_moved() -> None:
         before = [parameter.data_ptr() for parameter in module.parameters()]
         lay_side_by_side([module])
         assert [parameter.data_ptr() for parameter in module.parameters()] == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_scattered", [False, True])
-def test_steps_use_merged_layers_only_where_all_layers_have_one_layout(
-    is_scattered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced: list[int] = []
-
-    def noting(graph: fx.GraphModule) -> int:
-        replaced.append(merge_linears(graph))
-        return replaced[-1]
-
-    monkeypatch.setattr("dschat.models.side_by_side.merge_linears", noting)
-    monkeypatch.setattr("dschat.rollouts.static.COLUMN_STEP", 16)
-    causal_lm = model_of("llama")
-    sampling = sampling_of(12, ENDS)
-    expected = sample(causal_lm, prompts_of(), sampling, seeds_of(8), 5)
-    compile_layers(causal_lm, "aot_eager")
-    if is_scattered:
-        projection = causal_lm.model.layers[1].self_attn.k_proj
-        projection.weight.data = projection.weight.clone()
-    actual = sample(causal_lm, prompts_of(), sampling, seeds_of(8), 5, StaticDecoder)
-    assert actual.rollout.response_rows() == expected.rollout.response_rows()
-    assert_near(actual.logprobs, expected.logprobs, 2**9)
-    assert set(replaced) == (set() if is_scattered else {5})  # query, key, value, gate and up

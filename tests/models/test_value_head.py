@@ -15,7 +15,7 @@ from dschat.models.opening import DEFAULT_OPTIONS
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.value_head import load_binned_critic, value_example
-from factories import largest_difference, make_causal_lm, make_classifier, save_folder, saved_weights
+from factories import make_causal_lm, make_classifier, save_folder, saved_weights
 from macro_actions.value_bins import ValueBins
 
 BINS = ValueBins.between(-1.0, 3.0)
@@ -77,10 +77,6 @@ def test_adapters_are_merged_into_it(tokenizer, tmp_path):
     save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
     again = opened(str(tmp_path / "critic"), tokenizer)
     assert_near(values(again), values(model))
-    other = opened(str(tmp_path / "critic" / "adapter"), tokenizer)
-    assert largest_difference(dict(other.named_parameters()), dict(again.named_parameters())) < 1e-6
-    with pytest.raises(UserError, match="does not fit the base .* score.weight"):
-        load_trained_scalar(str(tmp_path / "critic" / "adapter"), "--m", torch.float32, tokenizer)
 
 
 def test_the_card_computes_a_value(tokenizer, saved, capsys):

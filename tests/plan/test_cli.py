@@ -68,6 +68,14 @@ def test_the_flags_of_a_step(model, capsys):
     assert plan["fits"] is True
 
 
+def test_models_that_are_kept_along_the_way_take_room_on_the_disk(model, capsys):
+    words = ["--step", "3", "--prompts", "1000", *ppo_flags(model)]
+    assert main(words) in (0, 1)
+    assert "--save_models" not in capsys.readouterr().out
+    assert main([*words, "--save_models", "50"]) in (0, 1)
+    assert re.search(r"Disk: .* --save_models keeps 0\.0 GB more every 50 updates\.", capsys.readouterr().out)
+
+
 def test_an_evaluation_may_score_more_rows_at_once_than_a_rollout(model, capsys):
     """By tokens, passes without gradients hold 4 times as much, of a rollout's 8 rows or an evaluation's 32."""
     sizes = ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "8"]
@@ -246,10 +254,9 @@ def test_each_remedy_once(model, capsys):
     assert "--zero_stage 3 --offload" in flags and len(set(flags)) == len(flags)
 
 
-@pytest.mark.parametrize("name", ["sft", "output/step1", "./later"])
-def test_config_stands_for_a_model_that_does_not_exist_yet(name, model, capsys):
+def test_config_stands_for_a_model_that_does_not_exist_yet(model, capsys):
     words = ["--step", "1", "--prompts", "999"]
-    (plan,) = planned(capsys, *words, "--model_name_or_path", name, "--config", model)
+    (plan,) = planned(capsys, *words, "--model_name_or_path", "output/step1", "--config", model)
     assert plan["peak"] == planned(capsys, *words, "--model_name_or_path", model)[0]["peak"]
 
 

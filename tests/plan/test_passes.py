@@ -2,7 +2,6 @@
 """Activations as they are found on the meta device, against what the same code holds on the CPU, and by hand."""
 
 import copy
-import weakref
 
 import pytest
 import torch
@@ -68,14 +67,6 @@ def test_what_is_held_is_what_autograd_saves(family):
     assert found.forward >= found.held and found.backward >= found.held - output.nbytes
 
 
-def test_checkpointing_keeps_the_layers_inputs():
-    """Two inputs of (B, T, H) float32, and the last norm's tensors; much less than without."""
-    config = FAMILIES["gemma"]
-    held = {on: training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, on).held for on in (0, 1)}
-    states = ROWS * TOKENS * 32 * 4
-    assert 2 * states < held[1] < 8 * states < held[0] / 3
-
-
 @pytest.mark.parametrize("family", ["gemma", "gemma2"])
 def test_checkpointing_of_some_layers_is_in_between(family):
     """A layer more that keeps its activations adds what one of four layers holds beyond its input, by hand.
@@ -117,11 +108,9 @@ def test_a_classifier_that_reads_both_ways(config):
 
 
 def test_the_topmost_layers_keep_nothing_of_those_below():
-    """Of 2 Llama layers one: its 4 matrices of 32 · 32 or 32 · 16, 3 of 32 · 64 and 2 norms, and the last norm."""
+    """Of 2 Llama layers one."""
     whole, top = (Model(FAMILIES["llama"], "policy", torch.float32, top_layers=count) for count in (0, 1))
-    shape = shape_of(top)
-    assert shape.trained == 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 3 * 32
-    assert not shape.head.trained and shape_of(whole).head.trained
+    assert not shape_of(top).head.trained and shape_of(whole).head.trained
     held = [training_pass(model, ROWS, TOKENS, 0).held for model in (top, whole)]
     assert held[0] == pytest.approx(held[1] / 2, rel=0.15)
 
@@ -157,24 +146,6 @@ def test_the_heads_backward_pass_holds_what_is_planned(trained, dtype, positions
         found.sum().backward()
     plan = training_logits(HeadSize(vocab, vocab * hidden, False, trained, dtype.itemsize), positions, states.device)
     assert plan.backward <= alive.peak < plan.backward + 2 * states.nbytes + 20 * positions
-
-
-def test_bytes_alive():
-    """Two tensors of 100 float32, one dropped; views and what was there before do not count."""
-    there = torch.zeros(1000)
-    with AliveBytes([there]) as alive:
-        first = torch.ones(100) + 1  # two tensors at a time, one of which goes
-        assert (alive.now, alive.peak) == (400, 800)
-        view = first[:50].view(5, 10)
-        there.add_(1)
-        assert alive.now == 400 and view.numel() == 50
-        gone = weakref.ref(first)
-        del first
-        assert alive.now == 400, "the view still needs it"
-        del view
-        assert (alive.now, gone()) == (0, None)
-        alive.start_peak()
-        assert alive.peak == 0
 
 
 def test_a_model_that_looks_at_numbers_cannot_be_planned(monkeypatch):

@@ -319,18 +319,6 @@ except ChildProcessError: print("none")
     assert done.stdout.strip() == "none", done
 
 
-def test_the_number_of_hostile_programs(record_property) -> None:
-    record_property("hostile programs", len(PROGRAMS))
-    print(f"{len(PROGRAMS)} hostile programs")
-    assert len(PROGRAMS) >= 60
-
-
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap", "rlimits"], indirect=True)
-def test_the_secret_is_what_a_right_program_prints(level, secret) -> None:
-    tests = {"inputs": [secret[""]], "outputs": [secret[""]]}
-    assert run_tests("print(input())", tests, PATIENT, level).status == "passed"
-
-
 @pytest.mark.parametrize("name", ["environment", "file of the user", "network", "socket in the file system"])
 def test_the_secret_is_within_reach_of_a_program_without_walls(name, secret) -> None:
     source = PROGRAMS[name]

@@ -55,20 +55,15 @@ def test_files_of_one_name_are_told_apart(tmp_path):
     assert list(pass_rates(files, (1,))["model"]) == ["temperature=0.5/m", "temperature=1.0/m"]
 
 
-def test_programs_that_were_not_run_are_no_samples(tmp_path):
-    file = write_jsonl(tmp_path / "m.jsonl", [problem("", "invalid", "passed", "wrong")])
-    rates = pass_rates([file], (1, 3))
-    (row,) = rates.to_dict("records")
-    assert row["pass@1"].value == 0.5 and row["pass@3"] is None
-    assert "published" not in pass_table(rates) and "–" in pass_table(rates)
-
-
-def test_problems_with_too_few_samples_are_left_out_with_a_warning(tmp_path, caplog):
-    """pass@3 of two problems, one of whose samples was not run: that of the other alone."""
+def test_programs_that_were_not_run_are_no_samples(tmp_path, caplog):
+    """pass@3 of two problems, one of whose samples was not run: that of the other alone. Neither has four samples."""
     rows = [problem("", "invalid", "passed", "wrong"), problem("", "passed", "passed", "wrong")]
-    (row,) = pass_rates([write_jsonl(tmp_path / "m.jsonl", rows)], (2, 3)).to_dict("records")
-    assert row["problems"] == 2 and row["pass@2"].value == 1.0 and row["pass@3"].value == 1.0
-    assert "m.jsonl: pass@3 leaves out 1 of 2 problems" in caplog.text and "pass@2" not in caplog.text
+    rates = pass_rates([write_jsonl(tmp_path / "m.jsonl", rows)], (1, 3, 4))
+    (row,) = rates.to_dict("records")
+    assert row["problems"] == 2 and row["pass@1"].value == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert row["pass@3"].value == 1.0 and row["pass@4"] is None
+    assert "m.jsonl: pass@3 leaves out 1 of 2 problems" in caplog.text and "pass@1" not in caplog.text
+    assert "published" not in pass_table(rates) and "–" in pass_table(rates)
 
 
 def test_other_files_are_named(tmp_path):

@@ -14,7 +14,7 @@ from dschat.programs.levels import weakness
 from dschat.programs.run import ProgramPool
 from dschat.quickstart import synthetic
 from dschat.quickstart.problems import make_row, write_problems
-from dschat.quickstart.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
+from dschat.quickstart.synthetic import COMPLAINTS, PRAISES
 from dschat.quickstart.synthetic_dialogues import (
     CHAT_TEMPLATE,
     KINDS,
@@ -27,8 +27,6 @@ from dschat.quickstart.synthetic_dialogues import (
 from dschat.quickstart.synthetic_dialogues import gold_score as dialogue_score
 from dschat.quickstart.synthetic_dialogues import gold_scores as dialogue_scores
 
-COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}
-SOURCES = ("demonstrations", "comparisons")
 needs_walls = pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 
 
@@ -71,46 +69,18 @@ def test_gold_scores_is_a_reward_function():
     torch.testing.assert_close(scores, torch.tensor([1 / 12, 0.0, 3 / 12]))
 
 
-def test_word_lists_do_not_overlap():
-    words = [*COMPLAINTS, *PRAISES, *NEUTRALS, *NOUNS, *PEOPLE]
-    assert len(set(words)) == len(words)
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_columns(kind):
-    for row in synthetic.make_rows(50, 3, kind, "valid1"):
-        assert set(row) == COLUMNS
-        assert row["info"]["subreddit"] in SUBREDDITS and "." not in row["info"]["post"]
-        assert [set(summary) for summary in row["summaries"]] == [{"text", "policy", "note"}] * 2
-        assert row["choice"] in (0, 1) and row["split"] == "valid1"
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_seed_decides(kind):
-    rows = synthetic.make_rows(20, 5, kind)
-    assert rows == synthetic.make_rows(30, 5, kind)[:20]
-    assert rows != synthetic.make_rows(20, 6, kind)
-    assert rows[0] != synthetic.make_row(0, 5, kind, "valid1")
-
-
 def test_demonstrations_are_mediocre(demonstrations):
     scores = torch.tensor([synthetic.gold_score(row["summaries"][row["choice"]]["text"]) for row in demonstrations])
-    assert 0.15 <= scores.mean() <= 0.25
-    assert scores.std() > 0.08
-    assert 0.45 < sum(row["choice"] for row in demonstrations) / len(demonstrations) < 0.55
+    assert 0.15 <= scores.mean() <= 0.25 and scores.std() > 0.08
 
 
 def test_comparisons_span_poor_to_good_with_label_noise(comparisons):
     scores = torch.tensor([[synthetic.gold_score(side["text"]) for side in row["summaries"]] for row in comparisons])
     choices = torch.tensor([row["choice"] for row in comparisons])
     assert scores.min() == 0 and scores.max() >= 0.9
-    counts = torch.histc(scores, bins=4, min=0, max=1 - 1e-6)
-    assert counts.min() > 0.15 * scores.numel()
     assert (scores[:, 0] - scores[:, 1]).abs().min() >= 2 / 12 - 1e-6
     noise = ((scores[:, 1] > scores[:, 0]).long() != choices).float().mean()
     assert 0.03 < noise < 0.07
-    assert 0.45 < choices.float().mean() < 0.55
-    assert abs(torch.corrcoef(scores.T)[0, 1]) < 0.3
 
 
 def test_responses_are_five_to_eight_sentences_within_the_token_limit(demonstrations, comparisons, tokenizer):
@@ -119,14 +89,6 @@ def test_responses_are_five_to_eight_sentences_within_the_token_limit(demonstrat
             assert text.startswith(" ") and text[1] != " " and "{" not in text
             assert 5 <= text.count(".") <= 8 and text.endswith(".")
             assert len(tokenizer.encode(text, add_special_tokens=False)) + 1 <= 64
-
-
-def test_tokenizer_round_trip_and_special_tokens(demonstrations, tokenizer):
-    texts = [*synthetic.row_texts(demonstrations[:50]), "naïve — “ünïcode” 你好 \n\t."]
-    for text in texts:
-        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
-    assert tokenizer.encode("hi")[0] == tokenizer.bos_token_id
 
 
 def test_sizes_that_do_not_fit_are_refused(tokenizer):
@@ -165,17 +127,9 @@ def test_gold_scores_by_hand():
     assert dialogue_scores([metals, others], [{}, {}]) == [dialogue_score(metals), dialogue_score(others)]
 
 
-def test_what_is_good_in_turn_2_depends_on_turn_1():
-    for first, good, bad in (("metals", " zinc", " plum"), ("fruits", " plum", " zinc")):
-        talk = dialogue(f"Name some {first}.", " red", "More please.")
-        scores = [dialogue_score([*talk, {"role": "assistant", "content": text}]) for text in (good, bad)]
-        assert scores == [1 / 8, 0]
-
-
 def test_rows_follow_from_their_arguments_and_ask_for_both_kinds_of_more():
     rows = [make_dialogue(index, 1) for index in range(200)]
-    assert rows == [make_dialogue(index, 1) for index in range(200)] != [make_dialogue(i, 2) for i in range(200)]
-    assert [make_dialogue(0, 1, "valid")] != rows[:1]
+    assert rows[5] == make_dialogue(5, 1) and rows[0] not in (make_dialogue(0, 2), make_dialogue(0, 1, "valid"))
     kinds = [asked_kinds(row["messages"]) for row in rows]
     assert {kind for pair in kinds for kind in pair} == set(KINDS)
     assert 70 < sum(first == second for first, second in kinds) < 130

@@ -7,7 +7,7 @@ from cli_runs import read_jsonl
 from dschat.base import journal
 from dschat.evaluation.runner import RunPart
 from dschat.refuel.data_options import RefuelOutputFlags
-from dschat.refuel.datasets import RECORD, ROWS, OutputLocation, make_rows
+from dschat.refuel.datasets import ROWS, make_rows
 
 
 def made(folder, text, overwrite=False):
@@ -26,17 +26,3 @@ def test_rows_of_earlier_settings_do_not_pass_for_new_ones(tmp_path, monkeypatch
             made(folder, "new", overwrite=True)
     assert "finished before" not in made(folder, "new")
     assert read_jsonl(folder / ROWS) == [{"text": "new"}]
-
-
-def test_a_publication_that_is_repeated_removes_what_is_gone_as_the_first_does(tmp_path):
-    """Pairs that an earlier data set held out may be trained on now."""
-    work, target = tmp_path / "work", tmp_path / "pairs"
-    for folder, names in ((work, ["train.parquet"]), (target, ["train.parquet", "test.parquet"])):
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text(folder.name)
-    location = OutputLocation(RefuelOutputFlags(output_repo=str(target), output_dir=work))
-    location.record({}, "9 pairs")
-    assert (work / RECORD).exists()
-    location.publish_finished(["train.parquet", "test.parquet"], {})
-    assert (target / "train.parquet").read_text() == "work" and not (target / "test.parquet").exists()

@@ -126,8 +126,6 @@ def test_tokens_come_apart_where_the_mask_begins(tmp_path):
     assert (example.prompt_ids, example.chosen_ids, example.rejected_ids) == ([1, 5], [6, 7], [8])
     assert (example.chosen_reward, example.rejected_reward) == (2.0, 0.5)
     assert [held_out.chosen_reward for held_out in data.eval] == [3.0]
-    counts = {"train": 1, "eval": 1, "dropped": {}, "rows": {"train": 1, "eval": 1}, "data_split": None}
-    assert data.sources == [{"name": tmp_path.name} | counts]
 
 
 def test_failed_rewards_and_long_pairs_are_left_out(tmp_path):

@@ -54,6 +54,9 @@ def test_pairs_that_are_made_anew_replace_those_held_out_before(models, tmp_path
     for test_rows in (2, 0):
         make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=test_rows, overwrite=test_rows == 0)
         assert [file.exists() for file in files] == [test_rows > 0] * 2
+    files[1].touch()  # a data set that is finished is copied again, as at first
+    make(models, tmp_path, rows, output_dir=tmp_path / "made", test_rows=0)
+    assert not files[1].exists()
 
 
 def test_the_same_command_again_writes_the_same_and_another_is_refused(models, tmp_path, monkeypatch):

@@ -29,8 +29,8 @@ def one(dialogues, rows):
 """
 
 
-def rank(folder, **flags):
-    write_jsonl(folder / "dialogues" / "train.jsonl", [UNSCORED])
+def rank(folder, dialogues=UNSCORED, **flags):
+    write_jsonl(folder / "dialogues" / "train.jsonl", [dialogues])
     flags = {"prompts": str(folder / "dialogues"), "output_repo": str(folder / "ranked")} | flags
     said = run_rank(RankOptions(**flags))
     return said, read_jsonl(folder / "ranked" / "train.jsonl")
@@ -56,25 +56,14 @@ def test_every_beginning_has_the_reward_models_own_number(models, tmp_path):
 
 def test_replies_that_were_cut_are_read_without_their_end(models, tmp_path):
     """The last reply of a beginning alone: earlier ones are as the template writes them."""
-    finished = [True, False, True]
-    dialogues = tmp_path / "dialogues" / "train.jsonl"
-    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": finished}])
-    _, (whole,) = rank(tmp_path, reward_model=str(models / "rm"))
-    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": finished}])
-    flags = {
-        "prompts": str(dialogues.parent),
-        "output_repo": str(tmp_path / "cut"),
-        "reward_model": str(models / "rm"),
-    }
-    run_rank(RankOptions(**flags))
-    (cut,) = read_jsonl(tmp_path / "cut" / "train.jsonl")
+    flags = {"reward_model": str(models / "rm")}
+    _, (whole,) = rank(tmp_path / "whole", **flags)
+    _, (cut,) = rank(tmp_path / "cut", UNSCORED | {"trajectory_finished": [True, False, True]}, **flags)
     first, second, third = whole["trajectory_reward"]
     assert cut["trajectory_reward"][::2] == [near(first), near(third)]
     assert abs(cut["trajectory_reward"][1] - second) > 1e-3
-
-    write_jsonl(dialogues, [UNSCORED | {"trajectory_finished": [True]}])
     with pytest.raises(UserError, match="trajectory_finished must be a list with true or false for each of the 3"):
-        run_rank(RankOptions(**flags | {"output_repo": str(tmp_path / "wrong")}))
+        rank(tmp_path / "wrong", UNSCORED | {"trajectory_finished": [True]}, **flags)
 
 
 def test_failures_are_marked_and_counted(tmp_path, capsys):

@@ -126,6 +126,7 @@ def test_small(tmp_path: Path) -> None:
     first = document.read_text(encoding="utf-8")
     assert first.count("| reward model |") == len(CONTENT["trainings"])
     times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "curves").iterdir()}
+    assert times
     subprocess.run([*command, "--markdown", str(document)], check=True)
     assert document.read_text(encoding="utf-8") == first
     assert all(file.stat().st_mtime_ns == time for file, time in times.items())

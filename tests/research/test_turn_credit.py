@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from turn_credit import SETTINGS, TOKEN, TurnRun, credit_table, read_curves, read_seed
+from turn_credit import SETTINGS, TOKEN, TurnRun, credit_table, read_seed
 
 TURN = "MA-PPO (turn)"
 
@@ -30,14 +30,6 @@ def write_run(output: Path, scores: list[float], length: float) -> None:
     (output / "actor" / "config.json").write_text("{}")
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     (output / "metrics.jsonl").write_text(text)
-
-
-def test_curves_count_all_sampled_tokens(tmp_path) -> None:
-    write_run(tmp_path, [0.5, 1.0], 3.0)
-    curves = read_curves(tmp_path, "calculator")
-    assert curves["tokens"].tolist() == [30.0, 60.0]
-    # The best strategy of the calculator gets 1.
-    assert curves["score"].tolist() == [0.5, 1.0]
 
 
 def test_settings_are_compared_at_equal_tokens(tmp_path) -> None:

@@ -9,7 +9,7 @@ import torch
 from closeness import FORMULA, assert_near, near
 from macro_actions.importance import importance_weights, masked_policy_loss
 from macro_actions.losses import kl_loss, loss_weights, policy_loss, value_loss
-from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
+from macro_actions.segments import macro_logprobs, segment
 from macro_actions.supervised_losses import dpo_loss, regression_loss, sft_loss
 from rl_cases import draw, mask_of, masked_case, normal
 
@@ -232,23 +232,7 @@ def test_a_ratio_that_overflows_is_masked_without_a_trace() -> None:
     assert found == -0.5 and new.grad.tolist() == [[0.0, -0.5]]
 
 
-def test_macro_actions_and_responses_are_masked_as_a_whole() -> None:
-    """Ratios 1.5, 1.5 and ½ of tokens, 2.25 and ½ of macro actions, and of the response the cube root of 1.125."""
-    ends, mask = masked_case([[2, 1]], 1)
-    macro = segment(ends, mask)
-    old = torch.zeros(mask.shape)
-    new = torch.log(torch.tensor([[1.5, 1.5, 0.5, 1.0]]))[:, : mask.shape[1]]
-    ones = torch.ones(mask.shape)
-    for pair, kept in (
-        ((new, old), 3.0),
-        ((macro_logprobs(new, macro, "macro"), macro_logprobs(old, macro, "macro")), 0.0),
-        ((sequence_logprobs(new, mask), sequence_logprobs(old, mask)), 3 * 1.125 ** (1 / 3)),
-    ):
-        loss, _ = masked_policy_loss(*pair, ones, mask, 0.75, 2.0)
-        assert_near(loss, -kept / 3, FORMULA)
-
-
-@pytest.mark.parametrize("name", ["policy", "kl", "masked policy"])
+@pytest.mark.parametrize("name", ["policy", "kl"])
 def test_weights_outside_of_the_mask_are_not_read(name) -> None:
     """Ratio 1, advantage 2 and weight 3: a policy loss of −6; a KL of 2: 6."""
     mask = mask_of([1], 2)
@@ -257,10 +241,8 @@ def test_weights_outside_of_the_mask_are_not_read(name) -> None:
     twos = torch.full((1, 2), 2.0)
     if name == "kl":
         loss = kl_loss(twos + logprobs, mask, weights=weights)
-    elif name == "policy":
-        loss, _ = policy_loss(logprobs, logprobs.detach(), twos, mask, 0.2, weights=weights)
     else:
-        loss, _ = masked_policy_loss(logprobs, logprobs.detach(), twos, mask, 0.5, 2.0, weights=weights)
+        loss, _ = policy_loss(logprobs, logprobs.detach(), twos, mask, 0.2, weights=weights)
     loss.backward()
     assert loss.item() == (6.0 if name == "kl" else -6.0)
     assert logprobs.grad.tolist() == [[3.0 if name == "kl" else -6.0, 0.0]]

@@ -120,18 +120,6 @@ def drawn_by_another(batch: PPOBatch) -> PPOBatch:
     return replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_select_rows_selects_in_every_tensor(drawn) -> None:
-    batch = batch_of([4, 0, 3], 5)
-    if drawn:
-        batch = drawn_by_another(batch)
-    order = [2, 0, 2]
-    found = select_rows(batch, torch.tensor(order))
-    assert type(found) is PPOBatch
-    for mine, other in zip(tensors_of(batch), tensors_of(found), strict=True):
-        assert torch.equal(other, mine[order])
-
-
 @pytest.mark.parametrize("swapped", [False, True])
 def test_joined_rows_are_padded_by_hand(swapped) -> None:
     """Prompts of 2 and 3 columns, responses of 3 and 1, macro actions of at most 2 and 1."""

@@ -8,8 +8,7 @@ import torch
 
 from closeness import FORMULA, assert_near
 from factories import make_rollout
-from macro_actions.masked import masked_moments
-from macro_actions.refuel import PairBatch, reply_rewards, whiten_rewards
+from macro_actions.refuel import PairBatch, reply_rewards
 from macro_actions.rewards import AdaptiveKL, ScoreMoments, kl_estimate, penalise_missing_eos, token_rewards
 from rl_cases import mask_of
 
@@ -121,11 +120,3 @@ def test_the_kl_and_the_difference_of_a_pair():
     batch = PairBatch(make_rollout(rows), numbers, numbers - 0.5, numbers, 2 * numbers)
     torch.testing.assert_close(batch.kl, torch.full((4,), 0.5))
     torch.testing.assert_close(batch.reward_differences, torch.tensor([2.0 - 6.0, 4.0 - 10.0]))
-
-
-def test_whitened_rewards_by_hand():
-    """Of 1, 3, 5, 7: mean 4, variance 5."""
-    rewards = torch.tensor([1.0, 3.0, 5.0, 7.0])
-    totals = masked_moments(rewards, torch.ones(4, dtype=torch.bool))
-    expected = torch.tensor([-3.0, -1.0, 1.0, 3.0]) / 5**0.5
-    assert_near(whiten_rewards(rewards, totals), expected, FORMULA)

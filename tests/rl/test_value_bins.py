@@ -45,14 +45,6 @@ def test_a_single_bin_or_no_spread_is_refused(count, sigma) -> None:
         ValueBins(0.0, 1.0, count, sigma)
 
 
-def test_returns_four_sigma_from_a_bound_are_learnt_without_bias() -> None:
-    """At a bound, half of the Gaussian is cut off: the value is drawn inwards by σ √(2/π)."""
-    bins = ValueBins.between(-0.1, 1.1)
-    at_bound, far_from_it = bins.expectation(bins.targets(torch.tensor([1.1, 1.1 - 4 * 0.024])).log())
-    assert float(at_bound) == pytest.approx(1.1 - 0.024 * math.sqrt(2 / math.pi), abs=1e-3)
-    assert float(far_from_it) == pytest.approx(1.1 - 4 * 0.024, abs=1e-4)
-
-
 def test_a_head_begins_with_the_values_of_another() -> None:
     """Centres 3/8 and 1/8 from the middle 1/2, of variance (9 + 1) / 2 / 64 = 5/64: slopes 24/5 and 8/5."""
     head = FOUR.head_from(torch.tensor([[0.5, -1.0]]))

@@ -83,6 +83,25 @@ def test_log_probs_are_those_of_the_whole_softmax(temperature: float, truncation
         assert torch.equal(ids, logits.argmax(-1))
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [3, 4, 5, 6]),
+        ({"temperature": 0.5}, [3, 3, 4, 5]),  # 16/30, 9/30, 4/30 and 1/30: running sums .53, .83, .97
+        ({"top_k": 2}, [3, 3, 4, 4]),  # 4/7 and 3/7
+        ({"top_p": 0.85}, [3, 4, 4, 5]),  # the first three: 4/9, 3/9 and 2/9
+    ],
+)
+def test_tokens_by_hand(options: dict[str, float], expected: list[int]) -> None:
+    """Ids 3 to 6 have probabilities .4, .3, .2 and .1 beside pad and BOS, which are far likelier and never drawn."""
+    logits = torch.full((4, 7), -torch.inf)
+    logits[:, [PAD, BOS]] = 200.0
+    logits[:, 3:] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    uniform = torch.tensor([0.15, 0.45, 0.75, 0.95], dtype=torch.float64)
+    ids, _ = TokenSampler(sampling_of(**options), 7, CPU)(logits, uniform)
+    assert ids.tolist() == expected
+
+
 @pytest.mark.parametrize("flags", [{}, {"top_k": 2}, {"temperature": 0}])
 def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly(flags: dict[str, int]) -> None:
     logits = torch.zeros(5, 10)

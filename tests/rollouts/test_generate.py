@@ -12,15 +12,9 @@ from transformers import GenerationConfig
 from dschat.rollouts.continuous import ContinuousEngine
 from dschat.rollouts.generate import GenerateEngine, generate
 from dschat.training.steps import ppo as builders
-from factories import EOS, PAD, favouring, make_causal_lm, ppo_config, random_ids, same_rollout, sampling_of
+from factories import BOS, EOS, PAD, favouring, make_causal_lm, ppo_config, random_ids, same_rollout, sampling_of
 
-LEAKS = {
-    "top_p": 0.3,
-    "repetition_penalty": 5.0,
-    "min_new_tokens": 7,
-    "num_return_sequences": 2,
-    "eos_token_id": list(range(3, 60)),
-}
+LEAKS = {"top_p": 0.3, "repetition_penalty": 5.0, "min_new_tokens": 7, "eos_token_id": list(range(3, 60))}
 
 
 @pytest.mark.parametrize("leak", LEAKS)
@@ -32,6 +26,11 @@ def test_the_checkpoints_generation_config_does_not_leak(leak: str) -> None:
     saved = causal_lm.generation_config
     assert same_rollout(generate(causal_lm, prompts, sampling, range(4), 4).rollout, clean)
     assert causal_lm.generation_config is saved
+
+
+def test_the_settings_reach_transformers() -> None:
+    config = sampling_of(8, temperature=0.7, top_k=5, top_p=0.8).generation_config()
+    assert (config.temperature, config.top_k, config.top_p, config.suppress_tokens) == (0.7, 5, 0.8, [PAD, BOS])
 
 
 def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row() -> None:

@@ -7,7 +7,7 @@ import sys
 
 from dschat.base import progress as progress_module
 from dschat.base.progress import is_interactive, log_plainly, progress
-from dschat.run.evaluation_table import ROWS_UNDER_A_HEADING, EvaluationTable
+from dschat.run.evaluation_table import EvaluationTable
 
 TRAINING = {"explained": "val/explained_variance", "sampled/s": "time/sampled_per_second"}
 FIRST = {
@@ -40,13 +40,6 @@ def test_rows_and_means_of_the_updates_between_them():
 def test_a_users_metric_with_a_known_name_has_one_column():
     heading = EvaluationTable("ppo", {}).row(0, {"eval/scores": 1.0, "eval/accuracy": 0.5}).splitlines()[0]
     assert heading.split() == ["update", "accuracy", "score"]
-
-
-def test_the_heading_is_repeated():
-    table = EvaluationTable("sft", {})
-    lines = [table.row(update, {"eval/loss": 2.0}) for update in range(ROWS_UNDER_A_HEADING + 1)]
-    headings = [number for number, line in enumerate(lines) if "loss" in line]
-    assert headings == [0, ROWS_UNDER_A_HEADING]
 
 
 def test_plain_lines_on_a_terminal(monkeypatch):

@@ -14,11 +14,8 @@ from dschat.run.peaks import GPUS, gpu_of_name, own_gpu
     ("cuda_name", "name"),
     [
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
-        ("NVIDIA A10G", "a10g"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H200", "h200"),
         ("NVIDIA L4", "l4"),
         ("NVIDIA L40S", "l40s"),
     ],

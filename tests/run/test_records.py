@@ -10,11 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from dschat.data.sources import Share
 from dschat.run import record
-from dschat.run.metrics import evaluation_line
 from dschat.run.model_card import CardModel, hub_base, write_model_card
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due, warn_unless_made_by
@@ -27,8 +25,6 @@ def test_run_json(tmp_path):
     record.save(tmp_path)
     stored = json.loads((tmp_path / "run.json").read_text())
     assert stored["finished"] is False and stored["hardware"]["processes"] == 2
-    assert stored["hardware"]["cpu_cores"] >= 1
-    assert stored["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     record.finished = True
     record.metrics = {"eval/loss": math.nan, "eval/ppl": math.inf, "eval/accuracy": 0.5}
     record.save(tmp_path)
@@ -119,11 +115,6 @@ def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
     [
         (("policy", "owner/base"), ("owner/base", "finetune", "text-generation", "transformers", "CausalLM")),
         (("reward model", "from-hub"), ("owner/base", "finetune", "text-classification", "transformers", "Auto")),
-        (("policy", "nowhere-known"), (None, None, "text-generation", "transformers", "CausalLM")),
-        (
-            ("policy", "owner/base", True),
-            ("owner/base", "adapter", "text-generation", "peft", "AutoPeftModelForCausalLM"),
-        ),
         (
             ("critic", "owner/base", True),
             ("owner/base", "adapter", "text-classification", "peft", "AutoPeftModelForSequenceClassification"),
@@ -131,19 +122,17 @@ def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
     ],
 )
 def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
-    """A base in a folder is the one that its own card names; a folder without a card is no base that the hub knows."""
+    """A base in a folder is the one that its own card names."""
     from huggingface_hub import ModelCard
 
     role, base, *is_adapter = model
     record = new_record("ppo", [], 1, 1)
     record.data = {"sources": [{"name": "tldr", "train": 1, "eval": 1, "hub": {"id": "openai/tldr"}}]}
-    nothing = {}
     (tmp_path / "from-hub").mkdir()
-    (tmp_path / "nowhere-known").mkdir()
-    write_model_card(tmp_path / "from-hub", CardModel("a", "policy", "owner/base", "a"), nothing, record)
+    write_model_card(tmp_path / "from-hub", CardModel("a", "policy", "owner/base", "a"), {}, record)
     base = str(tmp_path / base) if (tmp_path / base).exists() else base
     model = CardModel("mine", role, base, "out", is_adapter=bool(is_adapter))
-    write_model_card(tmp_path, model, nothing, record)
+    write_model_card(tmp_path, model, {}, record)
     card = ModelCard.load(tmp_path / "README.md")
     data = card.data
     found = (data.base_model, data.to_dict().get("base_model_relation"), data.pipeline_tag, data.library_name)
@@ -162,14 +151,7 @@ def test_the_card_of_an_adapter_on_an_adapter_names_no_opener_that_loses_one(tmp
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        b"title: my model: v1",
-        b"- a\n- b",
-        b"base_model: \xff\xfe",
-        b"base_model: [owner/a, owner/b]",
-        b"model-index: 1",
-    ],
+    "header", [b"title: my model: v1", b"base_model: \xff\xfe", b"base_model: [owner/a, owner/b]"]
 )
 def test_a_base_whose_card_cannot_be_read(header, tmp_path):
     """The base is unknown then."""
@@ -226,23 +208,11 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     stored = json.loads((folder / "run.json").read_text())
     assert stored["data"]["dropped"] == {"train": {"prompt too long": 2}}
     assert stored["data"]["sha256"] == {str(data): hashlib.sha256(b"{}\n").hexdigest()}
-    assert stored["batches"]["left_over_per_epoch"] == 3
     card = (folder / "actor" / "README.md").read_text()
-    assert card.split("---\n")[2].strip().startswith("# out: policy")
     assert "- `--max_steps`: 100" in card and "`--save_models`" not in card
     assert all(f"- `--{flag}`: {name}" in card for flag, name in models.items())
     assert "- `--kl_coef`: 0.1" in card and "- eval/scores: 0.5" in card and "after 4 updates" in card
     assert "- `--actor_learning_rate`: 0.001" in card and "`--gamma`" not in card and "`--output_dir`" not in card
-
-
-def test_a_model_trained_with_gradient_checkpointing_still_generates_with_a_cache(group, tokenizer, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    engine = engine_of(make_causal_lm(), 8, gradient_checkpointing=True)
-    save_engines(tmp_path, tokenizer, actor=engine)
-    reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor").eval()
-    assert getattr(reopened.config, "use_cache", True)
-    assert reopened(input_ids=torch.tensor([[1, 5]])).past_key_values is not None
 
 
 def test_due():
@@ -259,5 +229,4 @@ def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path, group):
     run.finish()
     resumed = run_of("ppo", ppo_config(tmp_path, resume_from_checkpoint="latest"))
     resumed.load_state_dict(state, text, 1)
-    line = evaluation_line(2, {"eval/scores": 0.0}, resumed.record.metrics, resumed.record.first_metrics)
-    assert line.endswith("(changes since the previous and the first evaluation): scores 0.000 (+0, −0.7)")
+    assert resumed.record.first_metrics == {"eval/scores": 0.7} and resumed.record.metrics == {"eval/scores": 0.0}

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -149,15 +148,6 @@ def test_a_machine_that_is_slow_when_another_fails(machines):
     assert not Path(path).exists()
 
 
-def test_many_names_of_one_machine(machines):
-    """All of them write to its /tmp at the same time; the file is whole, and nothing is left."""
-    with remote_file({"KEY": "s3cret"}, [f"host{number}" for number in range(16)]) as path:
-        assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
-        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600, "the owner's alone"
-        assert list(Path("/tmp").glob(f"{Path(path).name}*")) == [Path(path)]
-    assert not Path(path).exists()
-
-
 @pytest.mark.parametrize(("when", "number"), [("sending", signal.SIGTERM), ("removing", signal.SIGINT)])
 def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     """Leaves no file behind; nothing is started where it comes before."""
@@ -210,13 +200,10 @@ def test_a_file_that_is_gone(monkeypatch, tmp_path):
 
 
 def test_which_variables_are_delivered():
-    """Not those of one machine or process."""
+    """Not those of one machine or process; the file of variables has precedence."""
     delivered = dict.fromkeys(("HF_TOKEN", "HTTPS_PROXY", "NCCL_DEBUG", "UCX_TLS", "CUDA_LAUNCH_BLOCKING"), "/p/%h $x")
     others = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "MA_RLHF_ERROR_FILE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"), "0")
     assert remote_variables(delivered | others, {}) == delivered
-
-
-def test_the_file_of_variables_has_precedence():
     assert remote_variables({"NCCL_X": "a$b"}, {"NCCL_X": "plain", "OWN": "1"}) == {"NCCL_X": "plain", "OWN": "1"}
 
 

@@ -78,6 +78,3 @@ def test_an_interrupted_command_goes_on_with_its_date(tmp_path, monkeypatch) -> 
     again = Journal(file, {clock.SETTING: clock.template_date()})
     assert again.rows == [{"number": 0}]
     again.close()
-    file.with_name("rows.jsonl.partial").write_text("no JSON")
-    restore_date(file, False)
-    assert clock.template_date() == "2024-07-27"

@@ -7,30 +7,21 @@ from dataclasses import fields
 import torch
 
 from cli_runs import ROOT
-from closeness import FORMULA, assert_near
+from closeness import near
 from dschat.base.user_function import load_function
 from dschat.rollouts.termination import user_condition
-from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import ResponseTexts, Weighted
-from dschat.scoring.weighted import WeightedScores
-from factories import EOS, make_prompt, make_rollout
+from factories import EOS, make_rollout
 from macro_actions.types import Rollout, Trajectory
 
 EXAMPLES = ROOT / "examples"
 
 
-def test_the_rewards_of_the_example_add_up():
-    """Lengths 200, 100 and 20: 0, -1/2 and -9/10, and half a point for a reason."""
+def test_the_rewards_of_the_example():
+    """Lengths 200, 100 and 20: 0, -1/2 and -9/10, and a point for a reason."""
     responses = ["x" * 200, "because " + "x" * 92, "Because it is so, mm"]
-    texts = ResponseTexts(["p"] * 3, responses, [make_prompt([], "p", n).row for n in range(3)], [True] * 3)
-    named = [("closeness", 1.0), ("says_why", 0.5)]
-    sources = [
-        Weighted(name, weight, FunctionScores(load_function(f"{EXAMPLES / 'reward.py'}:{name}", "--f"), "--f"))
-        for name, weight in named
-    ]
-    found = WeightedScores(sources)(make_rollout([([5], [6])] * 3), texts)
-    assert_near(found.values, torch.tensor([0.0, 0.0, -0.4]), FORMULA)
-    assert found.parts["says_why"].tolist() == [0, 1, 1]
+    for name, numbers in (("closeness", [0, -0.5, -0.9]), ("says_why", [0, 1, 1])):
+        function = load_function(f"{EXAMPLES / 'reward.py'}:{name}", "--reward_function")
+        assert list(function(["p"] * 3, responses, [{}] * 3)) == near(numbers)
 
 
 def test_the_condition_of_the_example_ends_sentences(tokenizer):

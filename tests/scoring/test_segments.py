@@ -66,8 +66,6 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
     found = of_function(function)
     assert seen == [(["p", "q"], ["ab", "cd"], [{"n": 0}, {"n": 1}], [["a", "b"], ["", "cd"]])]
     assert found.values.tolist() == [3.0, 8.0] and found.segments.tolist() == [[1, 2], [3, 5]]
-    found = of_function(function, PREFIX)
-    assert found.values.tolist() == [2.0, 5.0] and found.segments.tolist() == [[1, 1], [3, 2]]
     found = of_function(lambda *_: (7.0, (1.0, 2.0)))
     assert found.values.tolist() == [7.0, 3.0] and found.segments.tolist() == [[0, 0], [1, 2]]
 

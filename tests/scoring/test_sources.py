@@ -10,17 +10,14 @@ import pandas as pd
 import pytest
 import torch
 
-from closeness import assert_near
 from dialogue_cases import dialogue
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function, load_function
-from dschat.models.scalar import ScalarModel
 from dschat.refuel.scores import FunctionDialogueScores
 from dschat.scoring import math_answers
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
-from factories import hf_score, make_classifier, make_prompt, make_rollout, ragged_rows
+from factories import make_prompt, make_rollout, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2])
 TEXT = ResponseTexts(
@@ -37,15 +34,6 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize(("kind", "batch_size"), [("gemma", 2), ("gpt2", 1), ("gpt2", 8)])
-def test_the_reward_model_scores_the_last_sampled_token(kind, batch_size):
-    classifier = make_classifier(kind)
-    scores = RewardModelScores(ScalarModel(classifier), batch_size)(make_rollout(ROWS, left=2, right=3), TEXT)
-    assert scores.dtype == torch.float32 and not scores.requires_grad
-    expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
-    assert_near(scores, expected)
-
-
 @pytest.mark.parametrize("kind", CALLED)
 def test_a_function_gets_texts_and_rows(kind):
     call, given = CALLED[kind]
@@ -60,22 +48,18 @@ def test_a_function_gets_texts_and_rows(kind):
     assert scores.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and scores.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", CALLED)
 @pytest.mark.parametrize(
     "result",
     [
-        [1, 2, 3, 4, 5],
-        torch.arange(5),
         2 * torch.ones(5, requires_grad=True),
-        np.arange(5.0)[::-1],
-        np.arange(5, dtype=">f4"),
+        np.arange(5, dtype=">f4")[::-1],
         np.array([1, 2.5, 3, 4, 5], dtype=object),
         pd.Series(range(5), index=range(10, 15)),
     ],
 )
-def test_anything_with_one_number_each_will_do(result, kind):
+def test_anything_with_one_number_each_will_do(result):
     """Also of a model of the function's own, without torch.no_grad(); nothing may be trained through it."""
-    scores = CALLED[kind][0](lambda *_: result)
+    scores = CALLED["response"][0](lambda *_: result)
     assert scores.shape == (5,) and scores.dtype == torch.float32 and not scores.requires_grad
 
 
@@ -95,12 +79,6 @@ def test_what_is_not_one_number_each_is_refused(result, words, kind):
     with pytest.raises(UserError, match=f"--reward_function: reward {words}") as caught:
         CALLED[kind][0](reward)
     assert "shape" not in words or str(caught.value).endswith(f"for 5 {kind}s; it must return one number per {kind}.")
-
-
-@pytest.mark.parametrize("kind", CALLED)
-def test_a_function_that_fails_is_named(kind):
-    with pytest.raises(UserError, match="^--reward_function: <lambda> failed .*ZeroDivisionError"):
-        CALLED[kind][0](lambda *_: 1 / 0)
 
 
 @pytest.mark.parametrize("kind", CALLED)
@@ -193,29 +171,16 @@ def test_two_files_with_a_neighbour_of_one_name_are_refused(helpers, tmp_path):
         load_function(f"{tmp_path}/b/reward.py:f", FLAG)
 
 
-@pytest.mark.parametrize(("first", "second"), [("proj/rewards", "proj"), ("proj", "proj/rewards")])
-def test_a_neighbour_in_a_folder_above_or_below_is_refused(first, second, tmp_path):
-    name = f"helpers_of_{first.replace('/', '_')}"  # one name per case, as sys.modules keeps them
-    for folder in ("proj", "proj/rewards"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{name}.py").write_text("")
-        (tmp_path / folder / "reward.py").write_text(f"import {name}\ndef f():\n    pass\n")
-    load_function(f"{tmp_path}/{first}/reward.py:f", FLAG)
-    with pytest.raises(UserError, match=f"{second}/{name}.py has the name of {tmp_path}/{first}/{name}.py.*: rename"):
-        load_function(f"{tmp_path}/{second}/reward.py:f", FLAG)
-
-
-@pytest.mark.parametrize("data", ["rows_1.jsonl", "rows_3/rows.jsonl"])
-def test_data_beside_a_users_file_are_no_modules(data, tmp_path):
-    name = data[:6]
+def test_data_beside_a_users_file_are_no_modules(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "reward.py").write_text("def f():\n    pass\n")
-    (tmp_path / "a" / f"{name}.py").write_text("")
-    (tmp_path / "a" / "uses.py").write_text(f"import {name}\ndef f():\n    pass\n")
-    file = tmp_path / "b" / data
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("")
+    for name in ("rows_of_a_file", "rows_of_a_folder"):
+        (tmp_path / "a" / f"{name}.py").write_text("")
+    (tmp_path / "a" / "uses.py").write_text("import rows_of_a_file, rows_of_a_folder\ndef f():\n    pass\n")
+    (tmp_path / "b" / "rows_of_a_file.jsonl").write_text("")
+    (tmp_path / "b" / "rows_of_a_folder").mkdir()
+    (tmp_path / "b" / "rows_of_a_folder" / "rows.jsonl").write_text("")
     load_function(f"{tmp_path}/a/uses.py:f", FLAG)
     load_function(f"{tmp_path}/b/reward.py:f", FLAG)
 

@@ -60,17 +60,3 @@ def row(turn: int = 1, last: int = 1, rewards: Any = ((1.0, 2.0, 3.0), (1.0, 5.0
         "trajectory_sampled_h_from_sampled_len_reward": list(rewards[1]),
     }
     return made | changes
-
-
-def small_pairs(count: int) -> list[dict[str, Any]]:
-    """Pairs as `dschat refuel-data tokenize` would write them."""
-    rows = []
-    for n in range(count):
-        tokens = [1, 20 + n, 30, 40 + n % 7]
-        row: dict[str, Any] = {}
-        for side, reply, reward in (("chosen", [50 + n, 60, 2], 1.0 + n % 3), ("reject", [70 + n, 2], 0.5)):
-            row[f"{side}_token"] = [*tokens, *reply]
-            row[f"{side}_mask"] = [0] * len(tokens) + [1] * len(reply)
-            row[f"{side}_reward"] = reward
-        rows.append(row)
-    return rows

@@ -29,20 +29,7 @@ ENVIRONMENTS = '''
 import os
 import subprocess
 import time
-from enum import Enum
 from pathlib import Path
-
-
-class Role(str, Enum):
-    USER = "user"
-
-
-class Text(str):
-    pass
-
-
-class Messages(list):
-    pass
 
 
 class Counts:
@@ -60,7 +47,7 @@ class Counts:
 
 
 class OneTurn(Counts):
-    """Ends after the first reply, with the reward of `length_of`."""
+    """Ends after the first reply, with the number of its letters as reward."""
 
     def step(self, messages, reply):
         return [], float(len(reply)), True
@@ -115,20 +102,6 @@ class OnFirstRank(Random):
         if os.environ.get("RANK", "0") != "0":
             raise ValueError("broken")
         return super().reset(row, seed)
-
-
-class Subclasses(Counts):
-    """Returns objects of classes that only this file knows."""
-
-    roles = (Role.USER,)
-
-    def reset(self, row, seed):
-        super().reset(row, seed)
-        return Messages([{"role": Role.USER, "content": Text(row["prompt"])}])
-
-    def step(self, messages, reply):
-        new, reward, done = super().step(messages, reply)
-        return Messages([{"role": Role.USER, "content": Text(new[0]["content"]), "ids": (1, 2)}]), reward, done
 
 
 class Starts(Counts):
@@ -207,10 +180,6 @@ class Faulty(Counts):
 
 def messages_of(prompts, responses, rows):
     return [float(len(row["episode_messages"])) for row in rows]
-
-
-def length_of(prompts, responses, rows):
-    return [float(len(response)) for response in responses]
 '''
 
 

@@ -38,13 +38,6 @@ def without_cap(module, q, k, v, mask, scaling, **_):
     return attend(q, k, v, mask, scaling), None
 
 
-def without_padding(module, q, k, v, mask, scaling, **_):
-    """As a kernel that knows of the causal mask alone."""
-    tokens = q.shape[2]
-    causal = torch.full((tokens, tokens), torch.finfo(q.dtype).min).triu(1)
-    return attend(q, k, v, causal, scaling), None
-
-
 def without_gradient_of_keys(module, q, k, v, mask, scaling, **_):
     """Right forward, wrong backward."""
     return attend(q, k.detach(), v.detach(), mask, scaling), None
@@ -111,12 +104,6 @@ def test_an_attention_with_wrong_numbers_is_refused(kind, options, function, mes
         check(engine_of(with_attention(make(kind, **options))))
     assert "rounding explains 0.00" in str(raised.value)
     assert "use --attn_implementation sdpa or eager. --no_self_checks skips this check." in str(raised.value)
-
-
-def test_padding_that_is_read_is_found(register):
-    register(without_padding)
-    with pytest.raises(UserError, match="with padding differ from those without|toy differ from those with eager"):
-        check(frozen_engine_of(with_attention(make_causal_lm("llama"))))
 
 
 def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from closeness import UPDATE, WEIGHT_GAP, assert_weights_near, near
+from closeness import UPDATE, assert_weights_near, near
 from critic_updates import BINS, critic_updates, holed_batch, plain_critic, rows_of_critic
 from dschat.base.errors import UserError
 from dschat.models.layout import PassSize
@@ -110,13 +110,10 @@ def test_credit_within_the_update_is_that_before_it(group, tmp_path, monkeypatch
     flags = BINS | {"value_range": [-2.0, 12.0], "ppo_epochs": 1, "generation_batches": 1, "max_steps": 2}
     loop = ppo(tmp_path / "late", reward=lengths, **flags)
     assert loop.algorithm.config.credit_is_fused(loop.algorithm.plan)
-    weights, metrics, _ = result_of(loop, tmp_path / "late")
+    weights, _, _ = result_of(loop, tmp_path / "late")
     monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
-    expected, others, _ = result_of(ppo(tmp_path / "early", reward=lengths, **flags), tmp_path / "early")
+    expected, _, _ = result_of(ppo(tmp_path / "early", reward=lengths, **flags), tmp_path / "early")
     assert_weights_near(weights, expected, updates=8)  # two updates at twenty times the rate
-    for row, other in zip(metrics, others, strict=True):
-        names = {"loss/value", "val/explained_variance", "val/out_of_bounds"} & row.keys()
-        assert {name: row[name] for name in names} == near({name: other[name] for name in names}, 10 * UPDATE)
 
 
 def test_the_variance_explained_in_the_last_pass(group):
@@ -150,7 +147,7 @@ def test_an_update_without_a_counted_token_leaves_the_actor(group):
     stats = ppo_update(UpdateContext(actor, critic, Credit(nothing), config, plan), 0)
     assert largest_difference(whole_state(actor), before) == 0
     assert largest_difference(whole_state(critic), of_critic) > 0
-    assert "loss/value" in stats and not {"loss/policy", "val/ratio", "grad_norm/actor"} & stats.keys()
+    assert stats["loss/value"] > 0 and not {"loss/policy", "val/ratio", "grad_norm/actor"} & stats.keys()
 
     rows = torch.as_tensor(updates_of_rollout(8, plan, config, 0)[1].rows)
     counted = batch.response_mask.clone()
@@ -160,18 +157,19 @@ def test_an_update_without_a_counted_token_leaves_the_actor(group):
 
 
 def test_the_actors_update_is_its_own(group):
-    """Beside eight updates of the critic, weights and statistics are those beside one."""
+    """Beside eight updates of the critic, statistics and the gradient's norm are those beside one."""
     batch = holed_batch()
-    weights, stats = critic_updates(batch)
-    plain, plain_stats = critic_updates(batch, critic_minibatches=1, critic_epochs=1)
-    actor = {name: x for name, x in weights.items() if name.startswith("actor")}
-    assert largest_difference(actor, {name: plain[name] for name in actor}) < WEIGHT_GAP / 100  # in another order
+    _, stats = critic_updates(batch)
+    _, plain_stats = critic_updates(batch, critic_minibatches=1, critic_epochs=1)
     of_actor = {"loss/policy", "policy/entropy", "policy/approxkl", "val/ratio", "grad_norm/actor"}
     assert {name: stats[name] for name in of_actor} == near({name: plain_stats[name] for name in of_actor}, UPDATE)
 
 
+OTHERS = ({"whiten_advantages": True}, {"termination_condition": "mine.py:ends"})
+
+
 def test_credit_is_computed_before_such_updates(tmp_path):
-    for flags in ({"critic_minibatches": 2}, {"critic_epochs": 2}, {"rollout_is_mask": [0.2, 4.0]}):
+    for flags in ({"critic_minibatches": 2}, {"critic_epochs": 2}, {"rollout_is_mask": [0.2, 4.0]}, *OTHERS):
         config = ppo_config(tmp_path, **flags)
         assert not config.credit_is_fused(config.plan_batches(1))
     config = ppo_config(tmp_path)

@@ -4,12 +4,8 @@
 import math
 
 import pytest
-import torch
 
-from closeness import UPDATE, assert_near
-from factories import largest_difference, make_rollout, ragged_rows, score, weights_of_all
-from macro_actions.segments import segment
-from macro_actions.types import select_rows
+from factories import largest_difference, weights_of_all
 from nonfinite_cases import batches, empty_responses, trainer_for
 
 CONDITIONS = [
@@ -41,24 +37,3 @@ def test_a_rollout_of_empty_responses(flags, group, tmp_path):
     assert [metrics[name] for name in zero] == [0.0] * len(zero) and "loss/policy" not in metrics
     assert largest_difference(weights_of_all(**engines), before) == 0
     assert finite(trainer.evaluate())
-
-
-@pytest.mark.parametrize("flags", CONDITIONS, ids=named)
-def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_path):
-    """Credit of four rows is that of the same rows with two empty ones between them."""
-    trainer = trainer_for(tmp_path, **flags)
-    rows = ragged_rows([2, 5, 1, 4], [7, 1, 4, 6], seed=8)
-    mixed = [rows[0], (rows[0][0], []), rows[1], rows[2], (rows[1][0], []), rows[3]]
-    batches_of = []
-    for case, places in ((rows, [0, 1, 2, 3]), (mixed, [0, 2, 3, 5])):
-        rollout = make_rollout(case)
-        rollout.prompt_index[places] = torch.arange(4)  # which `randomized` draws from
-        models, scores = trainer.algorithm.models, rollout.response_mask.sum(1).float()
-        trajectory = score(rollout, scores, models.actor, models.reference, models.critic, 1.0, 8)
-        batch = trainer.algorithm.credit(
-            trajectory, segment(trainer.algorithm.scorer.condition(trajectory, 0).ends, rollout.response_mask)
-        )
-        batches_of.append(select_rows(batch, torch.tensor(places)))
-    for name in ("advantages", "returns", "rewards"):
-        numbers, others = (getattr(batch, name) for batch in batches_of)
-        assert_near(others, numbers, UPDATE, scale=0.1)

@@ -17,14 +17,13 @@ from dschat.run import checkpoint
 from factories import ppo_config, supervised_config
 from refuel_runs import config_of as refuel_config
 from refuel_runs import share_of_early
-from resume_runs import RLOO, lengths, ppo, refuel_online, supervised
+from resume_runs import lengths, ppo, refuel_online, supervised
 
 # Runs of four iterations; optimiser updates of an iteration, and samples.
 PPO = {"reward": lengths, "per_device_training_batch_size": 4}
 ALGORITHMS = {
     "sft": (partial(supervised, "sft"), 1, 4),
     "ppo": (partial(ppo, **PPO), 2, 8),
-    "rloo": (partial(ppo, **(RLOO | PPO)), 2, 8),
     "refuel online": (partial(refuel_online, reward=share_of_early), 3, 8),
 }
 pytestmark = pytest.mark.usefixtures("group")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole iterations of the PPO trainer, and a toy reward that must rise."""
+"""Whole iterations of the PPO trainer: what it writes, and responses without a score."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import UPDATE, near
+from closeness import near
 from dschat.run.state import derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Scores, Weighted
@@ -36,50 +36,31 @@ def share_of_a(prompts, responses, rows):
     return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
 
 
-def make_trainer(folder, num_prompts=32, reward=share_of_a, spread=0.02, **overrides):
+def make_trainer(folder, num_prompts=32, reward=share_of_a, **overrides):
     """Models wide enough for a real distribution, narrow enough for a short run to move it."""
     config = ppo_config(folder, **overrides)
-    make = partial(make_causal_lm, initializer_range=spread)
-    models = {"actor": make(), "reference": make(), "critic": make_classifier(initializer_range=spread)}
-    options = {"gradient_clipping": config.optimisation.gradient_clipping}
-    return ppo_loop(config, reward, make_prompts(num_prompts), make_prompts(6), **models, **options)
-
-
-def test_a_toy_reward_rises(group, tmp_path):
-    size = {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 64, "max_answer_seq_len": 10}
-    rates = {"actor_learning_rate": 1e-2, "critic_learning_rate": 1e-2, "kl_coef": 0.005}
-    trainer = make_trainer(tmp_path, num_prompts=64, ngram=5, num_train_epochs=25, **size, **rates)
-    trainer.fit()
-    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
-    scores = [row["objective/scores"] for row in rows]
-    first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
-    assert len(scores) == 25 and last > 3 * first
-    assert rows[0]["objective/kl"] == near(0, UPDATE) and rows[-1]["objective/kl"] > 0.5
+    make = partial(make_causal_lm, initializer_range=0.02)
+    models = {"actor": make(), "reference": make(), "critic": make_classifier(initializer_range=0.02)}
+    return ppo_loop(config, reward, make_prompts(num_prompts), make_prompts(6), **models)
 
 
 def test_fit_writes_what_it_should(group, tmp_path):
     """34 prompts, rollouts of 16 = 2 generation batches of 8, updates of 2 x 4, 2 PPO epochs: 2 x 4 updates."""
     sizes = {"generation_batches": 2, "per_device_training_batch_size": 4, "gradient_accumulation_steps": 2}
-    flags = {"ppo_epochs": 2, "cliprange": 0.01, "eval_interval": 4, "whiten_advantages": True}
-    trainer = make_trainer(tmp_path, num_prompts=34, **sizes, **flags)
+    trainer = make_trainer(tmp_path, num_prompts=34, ppo_epochs=2, eval_interval=4, **sizes)
     count = FunctionScores(lambda prompts, responses, rows: [float(len(text)) for text in responses], "--metric")
     trainer.algorithm.scorer.models = replace(trainer.algorithm.models, metric=count, metric_name="count")
     result = trainer.fit()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     train = [row for row in rows if "objective/scores" in row]
-    evaluations = [row for row in rows if "eval/scores" in row]
-    assert [(row["update"], row["samples"]) for row in evaluations] == [(0, 0), (4, 16), (8, 32)]
-    assert len(train) == 2 and all({"time/generation", "time/scoring", "time/training"} <= row.keys() for row in train)
+    assert [row["update"] for row in train] == [4, 8]
+    assert all({"time/generation", "time/scoring", "time/training"} <= row.keys() for row in train)
     means = {f"eval/{name}" for name in ("scores", "kl", "kl_per_token", "length", "eos_rate", "count")}
     assert set(result) == means | {f"{name}_stderr" for name in means} | {"eval/rows"}
-    assert evaluations[0]["eval/kl"] == near(0, UPDATE) and evaluations[-1]["eval/kl"] != 0
-    assert 0 < train[0]["policy/clipfrac"] < 1 and train[0]["val/ratio"] != 1  # the second PPO epoch meets the clip
     samples = read_jsonl(tmp_path / "samples" / "update-000008.jsonl")
     assert len(samples) == 6 and {"prompt", "response", "score", "count", "finished", "tokens"} <= samples[0].keys()
     means = {key: sum(sample[key] for sample in samples) / 6 for key in ("score", "count")}
     assert means == near({"score": result["eval/scores"], "count": result["eval/count"]})
-    files = {path.name for path in (tmp_path / "samples").iterdir()}
-    assert files == {f"update-00000{number}.jsonl" for number in (0, 4, 8)}
 
 
 def test_a_response_without_a_score_is_no_measurement(group, tmp_path):
@@ -105,8 +86,7 @@ def test_a_response_without_a_score_is_no_measurement(group, tmp_path):
     samples = read_jsonl(tmp_path / "samples" / "update-000000.jsonl")
     assert [sample["score"] for sample in samples] == [2.0 * n**2 if n % 4 == 1 else None for n in range(10)]
     for sample in samples:
-        assert (sample["some"] is None) == (sample["length"] is None) == bool(sample["unscored"])
-    assert metrics["eval/m"] == near(sum(len(sample["response"]) for sample in samples) / 10)
+        assert (sample["some"] is None) == bool(sample["unscored"])
 
 
 class SomeUnscored:

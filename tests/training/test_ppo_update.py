@@ -11,7 +11,6 @@ from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, assert_near, assert_weights_near, near
 from dschat.base.errors import UserError
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.credit import whiten_advantages
 from factories import (
     collected,
     hf_logprobs,
@@ -32,20 +31,6 @@ TOKENS = 39
 @pytest.fixture
 def batch(group):
     return to_device(scored_batch())
-
-
-@pytest.mark.parametrize("policy_ratio", ["macro", "sequence_mean"])
-def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, group):
-    """The responses to a prompt may be in different ones: their advantages are known before. With a critic, see below.
-
-    Without one, no statistic is of it.
-    """
-    batch = to_device(whiten_advantages(scored_batch(estimator="rloo")))
-    weights, stats = updated(batch, 8, policy_ratio=policy_ratio)
-    assert not [name for name in stats if "value" in name or "critic" in name or name == "val/clipfrac"]
-    others, other_stats = updated(batch, 1, policy_ratio=policy_ratio)
-    assert_weights_near(others, weights)
-    assert other_stats == near(stats, UPDATE, scale=0.1)
 
 
 @pytest.mark.parametrize("policy_ratio", MEANS)
@@ -180,21 +165,6 @@ def test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature(group,
         )
         own = scored.ref_logprobs[row, : len(expected)].cpu()
         assert_near(own, expected)
-
-
-def user_ends(trajectory, tokenizer):
-    return trajectory.logprobs < -1
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [{"whiten_advantages": True}, {"termination_condition": f"{__file__}:user_ends"}],
-    ids=["whitened", "a condition of users"],
-)
-def test_scoring_passes_where_they_are_needed(flags, group, tmp_path):
-    trainer = one_update(tmp_path, **flags)
-    assert not trainer.algorithm.config.credit_is_fused(trainer.algorithm.plan)
-    assert math.isfinite(trainer.iterate(batches(0))["loss/policy"])
 
 
 @pytest.mark.parametrize("place", ["logprobs", "values", "gradients of the actor"])

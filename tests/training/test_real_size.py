@@ -5,40 +5,20 @@ Every run evaluates before, between and after its updates, which leaves weights 
 end. Those of step 3 check themselves, keep a moving average and have several PPO epochs.
 """
 
-import json
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from closeness import UPDATE, assert_weights_near, near
+from closeness import assert_weights_near, near
 from dschat.engine.zero3 import parameter_offload
-from dschat.rollouts.continuous import ContinuousEngine
-from dschat.vllm.weights import plain_weights
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
 from resume_runs import Setup, ppo, refuel_online, result_of, supervised
 
 FLOAT32, BF16, LORA = Setup(), Setup(dtype=torch.bfloat16, gradient_clipping=0.0), Setup(lora_dim=2)
 ROWS = ragged_rows([2, 5], [7, 3])
 LATE = {"ppo_epochs": 1, "generation_batches": 1}  # one update per rollout: its own passes give log-probs and values
-
-
-class PushedEngine:
-    """Draws from a model of its own, into which the actor's weights are copied one after another, as into vLLM's."""
-
-    def __init__(self):
-        self.model = make_causal_lm(seed=9)
-
-    @contextmanager
-    def session(self, actor, same_weights=False):
-        self.model.load_state_dict(dict(plain_weights(actor)), strict=False)
-        yield ContinuousEngine(4).sampler_for(self.model)
-
-
-def pushed(folder, setup, **flags):
-    return ppo(folder, setup, PushedEngine(), **flags)
 
 
 def refuel(folder, setup):
@@ -52,16 +32,8 @@ RUNS = {
     "ppo": (ppo, FLOAT32),
     "ppo in bf16": (ppo, BF16),
     "ppo with log-probs of the update": (partial(ppo, **LATE), FLOAT32),
-    "ppo with a pushed engine": (pushed, FLOAT32),
     "refuel with adapters": (refuel, LORA),
 }
-
-
-def leaves(value):
-    """Every text and number in rows of a sample file, in order."""
-    if isinstance(value, dict):
-        return [leaf for name in sorted(value) for leaf in (name, *leaves(value[name]))]
-    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
 
 
 SLOW = [("dpo with adapters", HIDDEN), *((name, 0) for name in RUNS if name != "sft")]
@@ -82,15 +54,11 @@ def test_a_run_of_real_size_is_that_of_whole_weights(name, whole, group, tmp_pat
     for stage in (2 if setup.dtype == torch.bfloat16 else 0, 3):
         place = tmp_path / str(stage)
         results.append(result_of(make(place, replace(setup, zero_stage=stage, whole=whole)), place))
-    (weights, rows, samples), (found, found_rows, found_samples) = results
+    (weights, rows, _), (found, found_rows, _) = results
     assert_weights_near(found, weights)
     for row, expected in zip(found_rows, rows, strict=True):
         assert row == near(expected)
-    assert found_samples.keys() == samples.keys() and rows
-    for file in samples:
-        both = [leaves([json.loads(line) for line in text[file].splitlines()]) for text in (found_samples, samples)]
-        for leaf, expected in zip(*both, strict=True):
-            assert leaf == (near(expected, UPDATE) if type(expected) is float else expected)
+    assert rows
 
 
 def engine_in_flight():

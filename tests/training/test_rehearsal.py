@@ -27,11 +27,9 @@ RUNS = {
     "ppo": one_rollout,
     "ppo-fused": partial(ppo, per_device_training_batch_size=4, gradient_accumulation_steps=1, max_steps=1, **FUSED),
     "refuel-online": partial(refuel_online, max_steps=3),
-    "zero1-bf16": partial(one_rollout, setup=Setup(zero_stage=1, dtype=torch.bfloat16)),
     "zero2-fp32": partial(one_rollout, setup=Setup(zero_stage=2)),
-    "checkpointing": partial(one_rollout, setup=Setup(zero_stage=3, options={"gradient_checkpointing": True})),
 }
-SLOW = {"adapters-with-dropout", "dpo", "ppo-fused", "zero1-bf16", "checkpointing"}
+SLOW = {"adapters-with-dropout", "dpo", "ppo-fused"}
 pytestmark = pytest.mark.usefixtures("group")
 
 

@@ -38,26 +38,17 @@ from resume_runs import (
 
 CONDITIONS = {"fixed": {"ngram": 3}, "randomized": {}, "parsing": {"parser": "chunker"}, "ppl": {}}
 NORMALISED = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
-# Each flag of credit without a critic in one of three runs; rollouts are as in RLOO.
-GROUPS = {
-    "grpo": {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True},
-    "tempo": {"policy_ratio": "macro_mean", "termination_condition": "surprise", "max_token_probability": 0.9},
-    "reinforce_pp": {"policy_ratio": "sequence_mean", "cliprange_high": 0.3, "length_buffer": 3, "gamma": 0.9},
-}
 COMPLETIONS = {"advantage_estimator": "segment_mc", "mc_samples": 2, "ngram": 3, "mc_max_segments": 2}
 SETUPS = {"ZeRO 2": Setup(zero_stage=2), "ZeRO 3": Setup(zero_stage=3), "adapters": Setup(lora_dim=2)}
 STEPS = ("sft", "reward", "dpo", "refuel")
 RUNS = {
     **{step: partial(supervised, step) for step in STEPS},
-    "dpo, adapters": partial(supervised, "dpo", setup=Setup(lora_dim=2)),
     **{name: partial(ppo, termination_condition=name, **flags) for name, flags in CONDITIONS.items()},
     "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
     "rloo": partial(ppo, termination_condition="randomized", **RLOO),
-    **{name: partial(ppo, **(RLOO | {"advantage_estimator": name} | flags)) for name, flags in GROUPS.items()},
     "segment_mc": partial(ppo, **(RLOO | COMPLETIONS)),
     "segment_mc, refilled": partial(ppo, **(REFILL | COMPLETIONS | {"reward": partial(often_equal, score=lengths)})),
     "evpo": partial(ppo, advantage_estimator="evpo", normalize_scores=True),
-    "sae": partial(ppo, advantage_estimator="sae", termination_condition="surprise", lam=0.9),
     "critic warm-up": partial(ppo, critic_warmup_updates=8, setup=Setup(zero_stage=2)),
     "critic warm-up, fused": partial(
         ppo, critic_warmup_updates=4, setup=Setup(zero_stage=3), ppo_epochs=1, generation_batches=1
@@ -162,20 +153,6 @@ def test_a_rollout_of_other_processes_is_sampled_again(make, module, function, g
     assert "the rollout that 2 processes had sampled is dropped and sampled again" in caplog.text
 
 
-def test_a_rollout_between_the_critics_updates_is_that_of_its_processes(group, tmp_path):
-    """The actor has made no update on it, and the critic one of two: it counts as many updates as the one before."""
-    flags = {"ppo_epochs": 1, "generation_batches": 1, "critic_minibatches": 2, "eval_interval": 0}
-    make = partial(ppo, tmp_path, reward=lengths, enable_ema=False, **flags)
-    torch.manual_seed(5)  # as `result_of`
-    stop_in_call(make().fit, update, "_critic_step", 2 + 2)
-    (inside,) = (tmp_path / "checkpoints").iterdir()
-    assert inside.name == "step-1"
-    as_of_other_processes(inside, 2)
-    problem = "inside a rollout, between the critic's updates, by 2 processes, and here are 1: only 2 can continue it"
-    with pytest.raises(UserError, match=problem):
-        make(resume_from_checkpoint=str(inside)).fit()
-
-
 def test_a_stop_between_the_critics_updates_leaves_the_checkpoint_before_the_rollout(group, tmp_path):
     """It counts as many updates as one inside the rollout would, and any number of processes can continue it."""
     flags = {"ppo_epochs": 1, "generation_batches": 1, "critic_minibatches": 2, "eval_interval": 0}
@@ -190,7 +167,11 @@ def test_a_stop_between_the_critics_updates_leaves_the_checkpoint_before_the_rol
     # A run that ends before its first save makes progress all the same.
     again = shutil.copytree(place, tmp_path / "again")
     stop_in_call(make(again, resume_from_checkpoint=True).fit, update, "_critic_step", 2)
-    assert json.loads((again / newest.relative_to(place) / "state.json").read_text())["rollout"]
+    inside = again / newest.relative_to(place)
+    assert json.loads((inside / "state.json").read_text())["rollout"]
+    as_of_other_processes(inside, 2)
+    with pytest.raises(UserError, match="between the critic's updates, by 2 processes, and here are 1: only 2 can"):
+        make(again, resume_from_checkpoint=str(inside)).fit()
 
     as_of_other_processes(newest, 2)
     assert_same(result_of(make(place, resume_from_checkpoint=True), place), whole)

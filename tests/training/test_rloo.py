@@ -23,7 +23,6 @@ from factories import (
     ppo_loop,
     weights_of,
 )
-from macro_actions.group_estimators import rloo_batch
 from macro_actions.segments import segment
 from macro_actions.types import PPOBatch
 from rl_cases import trajectory_of
@@ -36,12 +35,12 @@ def length(prompts, responses, rows):
     return [len(response) / 4 for response in responses]
 
 
-def trainer_of(folder, reward=length, estimator=None, **overrides):
+def trainer_of(folder, reward=length, **overrides):
     """A trainer of 16 prompts whose reference is another model, so that there is a KL from the first rollout on."""
     config = ppo_config(folder, **({"self_checks": False, "kl_coef": KL_COEF} | RLOO | overrides))
     prompts = make_prompts(16, input_output="{}")
     models = {"reference": make_causal_lm(seed=1), "critic": make_classifier(seed=2)}
-    return ppo_loop(config, reward, prompts, prompts[:3], **models, estimator=estimator, learning_rate=5e-5)
+    return ppo_loop(config, reward, prompts, prompts[:3], **models, learning_rate=5e-5)
 
 
 # -- draws
@@ -201,15 +200,6 @@ def test_rloo_is_normalised_with_its_kl_penalty(group, tmp_path):
     flags = {"advantage_estimator": "rloo", "samples_per_prompt": 2, "normalize_advantages": "batch"}
     found = assign_credit(trajectory, macro, 0.5, ppo_config(tmp_path, **flags), samples=2).advantages
     assert_near(found, [[-1.0], [1.0]], FORWARD)
-
-
-def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):
-    def sevens(trajectory, macro, settings):
-        batch = rloo_batch(trajectory, macro, settings)
-        return replace(batch, advantages=torch.full_like(batch.advantages, 7.0))
-
-    batch = batch_of_iteration(trainer_of(tmp_path, estimator=sevens), [[11, 4]])
-    assert (batch.advantages == 7).all()
 
 
 # -- runs

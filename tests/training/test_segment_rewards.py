@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import Weighted
-from dschat.scoring.weighted import WeightedScores
 from dschat.training.iteration import Clock, pass_size
 from dschat.training.ppo.credit import with_scores
 from dschat.training.ppo.models import response_logprobs, response_values
@@ -52,16 +49,6 @@ def expected_rewards(batch, tokenizer, scale=1.0):
     return rewards
 
 
-@pytest.mark.parametrize("flags", [{}, {"advantage_estimator": "reinforce_pp"}])
-def test_rewards_stand_where_macro_actions_end(flags, group, tokenizer, tmp_path):
-    """With credit fused into the update and without; the score is their sum."""
-    batch = batch_of(trainer_of(tmp_path, **flags))
-    rewards = expected_rewards(batch, tokenizer)
-    assert batch.rewards.count_nonzero(1).min() > 1
-    assert_near(batch.rewards, rewards)
-    assert_near(batch.trajectory.scores, rewards.sum(1))
-
-
 @pytest.mark.parametrize("condition", ["ppl", "randomized"])
 def test_every_condition_comes_before_the_scores(condition, group, tmp_path):
     """One that reads log-probs gets those of the models, as without such rewards."""
@@ -70,21 +57,6 @@ def test_every_condition_comes_before_the_scores(condition, group, tmp_path):
     plain = batch_of(trainer_of(tmp_path, lambda p, r, rows: [0.0] * len(p), segment_rewards=None, **flags))
     assert torch.equal(own.macro.index, plain.macro.index) and own.macro.lengths.shape[1] > 1
     assert_near(own.rewards.sum(1), own.trajectory.scores)
-
-
-def test_a_response_without_a_score_is_left_out(group, tmp_path):
-    def picky(prompts, responses, rows, segments):
-        return [
-            None if row["n"] == 3 else own
-            for row, own in zip(rows, characters(prompts, responses, rows, segments), strict=True)
-        ]
-
-    source = WeightedScores([Weighted(None, 1.0, FunctionScores(picky, "--f", "skip"))], skips=True)
-    batch = batch_of(trainer_of(tmp_path, source, ppo_epochs=2, on_reward_error="skip"))
-    row = batch.rollout.prompt_index.tolist().index(3)
-    assert batch.response_mask.any(1).sum() == 15
-    for numbers in (batch.response_mask, batch.rewards, batch.trajectory.ref_logprobs, batch.macro.mask):
-        assert not numbers[row].any()
 
 
 def test_normalised_scores_scale_the_rewards(group, tokenizer, tmp_path):

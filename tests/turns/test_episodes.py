@@ -273,19 +273,6 @@ def test_a_model_without_a_template() -> None:
         ConversationEncoder(make_tokenizer(), None, ["user"])
 
 
-def test_what_follows_a_reply_is_what_the_template_writes() -> None:
-    """ChatML by hand: behind the reply's own end token come a line break, the user's message and the next turn."""
-    tokenizer = byte_tokenizer("qwen-2.5")
-    encoder = ConversationEncoder(tokenizer, None, ["user"])
-    messages = [{"role": "user", "content": "2 + 2?"}]
-    more = [{"role": "user", "content": "no"}]
-    rest = "\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
-    ids = encoder.following(messages, more, True, None, "rows.jsonl:1")
-    assert ids == encode_responses(tokenizer, [rest])[0]
-    ids = encoder.following(messages, more, False, None, "rows.jsonl:1")
-    assert ids == encode_responses(tokenizer, ["<|im_end|>" + rest])[0]
-
-
 def test_masks_of_assembled_episodes(pools) -> None:
     first, second, third = three_replies()
     script = [[first, second], [second, third], [third, first]]

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from closeness import assert_near
 from dschat.base.chat_servers import Endpoint
 from dschat.base.errors import UserError
 from dschat.base.reply_cache import Reply, ReplyCache
@@ -152,17 +151,6 @@ def flags(server, tmp_path):
     }
 
 
-def test_the_score_of_a_dialogue_is_that_of_the_reward_function(flags, group, tmp_path):
-    """It stands on the last token of the episode, whatever the turns; the user's own reward is 0."""
-    iteration = collected(episode_loop(tmp_path / "out", **flags), [list(range(8))])
-    batch = iteration.batch
-    turns = torch.tensor([len(runs) for runs in batch.rollout.response_runs()])
-    assert int(turns.max()) == 3
-    assert_near(batch.scored.scores, 2.0 * turns)  # a message of both sides for each turn, and none after the last
-    assert not batch.scored.segment_rewards.any()
-    assert batch.rollout.finished.sum() == 0 or bool((turns[batch.rollout.finished] == 3).all())
-
-
 def test_a_user_that_fails_is_left_out_and_counted(flags, server, group, tmp_path):
     server.fail_on("zebra", (400, {"error": {"message": "no zebras"}}, {}))
     loop = episode_loop(tmp_path / "stops", **flags)
@@ -170,8 +158,14 @@ def test_a_user_that_fails_is_left_out_and_counted(flags, server, group, tmp_pat
         collected(loop, [list(range(8))])
     loop = episode_loop(tmp_path / "skips", **(flags | {"on_reward_error": "skip"}))
     iteration = collected(loop, [list(range(8))])
-    is_trained = iteration.batch.scored.response_mask.any(1)
+    batch = iteration.batch
+    is_trained = batch.scored.response_mask.any(1)
     assert is_trained.tolist() == [number != 4 for number in range(8)]  # the row of the zebra
+    # The score of a dialogue is the reward function's: a message of both sides for each turn, none after the last.
+    turns = torch.tensor([len(runs) for runs in batch.rollout.response_runs()])
+    assert int(turns.max()) == 3
+    assert torch.equal(batch.scored.scores[is_trained], 2.0 * turns[is_trained])
+    assert not batch.scored.segment_rewards.any()
     assert iteration.metrics["objective/unscored"] == pytest.approx(1 / 8)
 
 

@@ -149,17 +149,6 @@ def test_end_tokens_are_kept_and_pad_and_bos_are_never_drawn(group, tmp_path):
     assert chisquare(seen, count * np.roll(probabilities, 1)).pvalue < 1e-3
 
 
-def test_adapters_are_pushed_merged(group, tmp_path):
-    causal_lm = causal_lm_of("llama")
-    engine = engine_for(tmp_path, causal_lm)
-    add_lora(causal_lm, 2, None, "base")
-    actor = engine_of(causal_lm, learning_rate=0.1)
-    for _ in range(2):
-        with engine.session(actor) as draw:
-            assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < FORWARD * EPS
-        one_update(actor)
-
-
 @pytest.mark.parametrize(("name", "lora_dim"), [("qwen3_moe", None), ("llama", None), ("llama", 2), ("gpt2", None)])
 def test_weights_one_small_update_old_are_an_error(name, lora_dim, pair, monkeypatch):
     """Log-probs do not show an update at a learning rate of 1e-6; a push that goes nowhere is noticed all the same."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The condition on every kind of text, for every kind of tokenizer and with every parser: always a partition."""
+"""The condition on every kind of text, for every kind of tokenizer: always a partition."""
 
 import pytest
 
-from constituent_treelib.parsing import NAMES, make_backend
-from constituent_treelib.trees import TreelibError
+from constituent_treelib.parsing import make_backend
 from macro_actions.constituents import ParsingCondition
 from tokenizer_families import FAMILIES, KINDS, TEXTS
 from treelib_cases import flat_tree
@@ -13,42 +12,14 @@ EOS, BOS = 2, 1
 PROGRAM = "def f(x):\n    # the sum\n    return [x + 1 for _ in range(3)]\n\nprint(f(2))\n"
 
 
-class Remembering:
-    """A backend that parses the same text once."""
-
-    def __init__(self, backend) -> None:
-        self.name, self.version, self.unit = backend.name, backend.version, backend.unit
-        self._backend, self._known = backend, {}
-
-    def parse(self, units):
-        new = [unit for unit in dict.fromkeys(units) if unit not in self._known]
-        self._known.update(zip(new, self._backend.parse(new), strict=True))
-        return [self._known[unit] for unit in units]
-
-
-BACKENDS = [
-    pytest.param(name, marks=pytest.mark.xdist_group("benepar") if name == "benepar" else ()) for name in NAMES
-]
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest):
-    model = str(request.getfixturevalue("benepar_model")) if request.param == "benepar" else None
-    try:
-        return Remembering(make_backend(request.param, model))
-    except TreelibError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("cutoff", [3, 50])
 @pytest.mark.parametrize("name", KINDS)
-def test_partition(name, cutoff, backend):
+def test_partition(name):
     family = KINDS[name]()
     texts = [family.tokenizer.encode(text, add_special_tokens=False) for text in (*TEXTS, PROGRAM)]
     everything = list(range(len(family.tokenizer) + 3))  # characters are torn, and some ids have no token
     mixed = [BOS, *texts[0], EOS, *texts[1]]
     rows = [*texts, *([*ids, EOS] for ids in texts), [], [EOS], [EOS, EOS], mixed, everything]
-    result = ParsingCondition(family.tokenizer, backend, cutoff)(rows)
+    result = ParsingCondition(family.tokenizer, make_backend("chunker"), 5)(rows)
     counts = result.counts
     assert counts.sentences == counts.parsed + counts.fell_back and counts.parsed > 0
     for row, lengths in zip(rows, result.lengths, strict=True):

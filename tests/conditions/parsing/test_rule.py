@@ -14,7 +14,7 @@ import pytest
 
 from macro_actions.constituents import macro_action_lengths
 from macro_actions.token_text import TokenReader
-from tokenizer_families import FAMILIES, KINDS, TEXTS, Family
+from tokenizer_families import KINDS, TEXTS, Family
 
 
 @dataclass(frozen=True)
@@ -253,28 +253,3 @@ def run(name: str, family: Family, count: int) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_partition(name):
     run(name, KINDS[name](), 200)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_partition_many_times(name):
-    run(name + ", many", FAMILIES[name](), 10_000)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_characters_of_a_token(name):
-    """Text and spans, found by decoding every beginning of the bytes."""
-    family = FAMILIES[name]()
-    read = TokenReader(family.tokenizer)
-    for seed in range(100):
-        ids = random_ids(family, random.Random(seed))
-        content, found = family.bytes_of(ids), read(ids)
-        assert found.text == content.decode("utf-8", errors="replace")
-        borders = [i for i in range(len(content) + 1) if not inside_a_character(content, i)]
-        first = 0
-        for token, span in zip(ids, found.spans, strict=True):
-            last = first + len(family.content[token])
-            start = sum(border <= first for border in borders) - 1
-            end = sum(border < last for border in borders)
-            assert span == (start, end), (seed, token)
-            first = last

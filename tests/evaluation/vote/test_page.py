@@ -129,38 +129,6 @@ def test_model_text_is_shown_as_text_and_nothing_in_it_runs(server, chromium):
 
 
 @pytest.mark.slow
-def test_a_reload_and_a_new_browser_come_back_to_the_same_item(server, chromium):
-    with opened(chromium, server.address, "Rita") as page:
-        press(page, "1", "2 of 5")
-        before = press(page, "4", "3 of 5")
-        page.reload()
-        assert at(page, "3 of 5") == before
-    with opened(chromium, server.address, "rita ") as page:  # closed, and opened again
-        assert at(page, "3 of 5") == before
-        assert "Rita" in page.locator(".human-rater").inner_text()
-        press(page, "3", "4 of 5")
-    assert [row["rater"] for row in votes(server.folder) if row["rater"].lower() == "rita"] == ["Rita"] * 3
-
-
-@pytest.mark.slow
-def test_a_vote_is_on_the_item_that_was_shown(server, chromium):
-    """Two tabs of one rater."""
-    with opened(chromium, server.address, "Tabea") as page:
-        other = page.context.new_page()
-        other.goto(page.url)
-        at(other, "1 of 5")
-        press(page, "3", "2 of 5")
-        other.keyboard.press("4")
-        assert at(other, "2 of 5")[0] == "prompt 1"
-        assert "did not count" in other.locator(".human-note").inner_text()
-        assert [row["verdict"] for row in of(server, "Tabea")] == ["tie"]
-        press(other, "3", "3 of 5")
-        page.keyboard.press("u")  # means the first vote, and the second is the last now
-        page.locator(".human-note", has_text="Nothing was taken back").wait_for()
-        assert len(of(server, "Tabea")) == 2 and at(page, "3 of 5")[0] == "prompt 2"
-
-
-@pytest.mark.slow
 def test_a_double_click_and_a_key_held_down_vote_once(server, chromium):
     with opened(chromium, server.address, "Dora") as page:
         page.evaluate("performance.now = () => 1000")

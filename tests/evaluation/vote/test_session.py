@@ -87,6 +87,14 @@ def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_rater_who_comes_back_goes_on_under_the_same_name(tmp_path):
+    vote_all(make_study(tmp_path, 3).session("Anna"), "12")
+    session = make_study(tmp_path, 3).session("anna ")
+    assert session.view().item.pair.prompt == "prompt 2"
+    vote_all(session, "3")
+    assert [row["rater"] for row in votes(tmp_path)] == ["Anna"] * 3
+
+
 def test_undo_takes_back_the_vote_that_the_rater_means(tmp_path):
     session = make_study(tmp_path, 3).session("anna")
     vote_all(session, "12")
@@ -130,6 +138,17 @@ def test_a_place_that_cannot_be_written_is_named_before_the_first_question(tmp_p
 
 
 # The answers to the browser
+
+
+def test_a_vote_of_another_tab_is_on_the_item_that_was_shown(tmp_path):
+    screens = Screens(make_study(tmp_path, 3))
+    shown = screens.enter("Tabea").view.item.pair.id
+    assert screens.vote("3", "Tabea", shown, "").note == ""
+    late = screens.vote("4", "tabea", shown, "")
+    assert "did not count" in late.note and late.view.item.pair.prompt == "prompt 1"
+    screens.vote("4", "Tabea", late.view.item.pair.id, "")
+    assert "Nothing was taken back" in screens.undo("Tabea", shown).note
+    assert [row["verdict"] for row in votes(tmp_path)] == ["tie", "skip"]
 
 
 def test_a_full_disk_is_said_and_the_item_stays(tmp_path, monkeypatch):

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat vote` in a terminal: in this process, and as one that is killed or writes ASCII."""
+"""`dschat vote` in a terminal: in this process, and as one that writes ASCII."""
 
 import io
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
-from cli_runs import environment, write_jsonl
+from cli_runs import environment
 from dschat.cli import main
 from vote_runs import command, places, votes, write_responses
-
-TIMEOUT = 60  # seconds
 
 
 @pytest.fixture
@@ -31,23 +28,10 @@ def rate(tmp_path, monkeypatch, capsys):
     return run
 
 
-def begin(folder, **changes):
-    """The process of a rater who has typed nothing yet; with PYTHONUNBUFFERED it can be read line by line."""
-    pipe = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-    return subprocess.Popen(command(folder, "--rater", "anna"), env=environment(**changes), **pipe)
-
-
 def shown(output):
     """Per item shown: the texts under PROMPT, RESPONSE A and RESPONSE B."""
     found = re.findall(r"-- PROMPT -+\n(.*?)\n\n-- RESPONSE A -+\n(.*?)\n\n-- RESPONSE B -+\n(.*?)\n\n", output, re.S)
     return [tuple(texts) for texts in found]
-
-
-def wait_for(condition):
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path, rate):
@@ -63,7 +47,7 @@ def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path, r
     assert {(row["rater"], row["dataset"], row["kind"]) for row in rows} == {("anna", "summarize", "human")}
     assert "== Item 3 of 4 ==" in output and "relevance" in output
     last = output.splitlines()[-1]
-    assert last.startswith("> anna: 4 of 4 voted (kestrel better ") or last.startswith("anna: 4 of 4 voted (kestrel")
+    assert "anna: 4 of 4 voted (kestrel better " in last
     assert last.endswith(f"equal 1, passed 1): {tmp_path / 'votes.jsonl'}")
 
 
@@ -95,40 +79,22 @@ def test_undo_comment_guidelines_and_wrong_keys(tmp_path, rate):
     assert rows[1]["verdict"] == "skip"
 
 
-def test_a_killed_session_has_lost_nothing(tmp_path, rate):
-    write_responses(tmp_path, 5)
-    process = begin(tmp_path)
-    for count, key in enumerate("134", start=1):
-        process.stdin.write(f"{key}\n".encode())
-        process.stdin.flush()
-        wait_for(lambda count=count: len(votes(tmp_path)) == count)
-    process.kill()
-    process.communicate()
-    before = votes(tmp_path)
-    assert [row["verdict"] for row in before][1:] == ["tie", "skip"]
-    output = rate("4\n4\n")
-    assert [item[0] for item in shown(output)] == ["prompt 3", "prompt 4"]
-    assert votes(tmp_path)[:3] == before and len(votes(tmp_path)) == 5
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_model_text_cannot_steer_the_terminal(tmp_path, encoding):
     attack = "\x1b]0;title\x07\x1b[2J\x9b1m\rhidden\x08 naïve \u202e猫"
     write_responses(tmp_path, 1, good0=attack)
-    process = begin(tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
-    output = process.communicate(b"c \x1b[5mblink\nx\n1\n", TIMEOUT)[0].decode()
+    changed = environment(PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    typed = b"c \x1b[5mblink\nx\n1\n"
+    done = subprocess.run(command(tmp_path, "--rater", "anna"), input=typed, env=changed, capture_output=True)
+    output = done.stdout.decode()
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output)
     assert r"\x1b]0;title\x07\x1b[2J\x9b1m\x0dhidden\x08" in output
     assert ("naïve \\u202e猫" if encoding == "utf-8" else r"na\xefve \u202e\u732b") in output
     assert votes(tmp_path)[0]["response_a"] == attack, "the file keeps the text as it was"
 
 
-def test_mistakes_are_named(tmp_path, caplog):
-    first, second = write_responses(tmp_path, 3)
+def test_another_data_set_is_refused(tmp_path, caplog):
+    write_responses(tmp_path, 3)
     assert main(["vote", *command(tmp_path, "--dataset", "apps")[2:]]) == 2
     assert "--dataset apps" in caplog.text and "summarize, hh-rlhf, webgpt" in caplog.text
-    write_jsonl(second, [{"prompt": f"prompt {i}", "response": "r"} for i in (0, 2, 7)])
-    assert main(["vote", *command(tmp_path)[2:]]) == 2
-    for words in (f"{first}:2", str(second), "'prompt 1'", "same prompts"):
-        assert words in caplog.text
     assert not (tmp_path / "votes.jsonl").exists()
