@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.utils import cpp_extension
 
 if not torch.cuda.is_available():
@@ -73,12 +74,16 @@ def _join_group(timeout: float, save_timeout: float) -> None:
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})[SHARED_MEMORY_OP] = False
     if has_gpu:
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+    # Groups that DeepSpeed makes take torch's defaults: 10 minutes with NCCL, which --ddp_timeout would not change.
+    wait = timedelta(seconds=timeout)
+    distributed_c10d.default_pg_timeout = wait
+    distributed_c10d.default_pg_nccl_timeout = wait
     with _explain_rendezvous(timeout):
         if _has_other_machines():
             from dschat.engine.interface import choose_interface
 
             choose_interface()
-        deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=timedelta(seconds=timeout))
+        deepspeed.init_distributed(dist_backend="nccl" if has_gpu else "gloo", timeout=wait)
     make_host_groups(timeout, save_timeout)
 
 

@@ -229,8 +229,13 @@ class TextFlags:
     output: Path = flag("folder to write rows and report to")
     split: Split | None = flag(SPLIT_HELP, None)
     no_rouge: bool = flag("skip ROUGE, for which responses must be generated (the slowest part)", False)
-    all_tokens: bool = flag(
-        "perplexity over prompt and response, as --sft_on_prompt trains, not the response alone", False
+    sft_on_prompt: bool = flag(
+        "loss over prompt and response, not the response alone; with --checkpoints the run's, if not given", False
+    )
+    train_on: Literal["all", "last"] = flag(
+        "which assistant messages of a conversation have a loss: all, or only the last; with --checkpoints the run's,"
+        " if not given",
+        "last",
     )
     max_seq_len: int = flag(
         "maximum length of prompt and response in tokens; longer ones are truncated as in training; with"

@@ -60,7 +60,8 @@ RECORDED = (
     "data",
     "num_samples",
     "no_rouge",
-    "all_tokens",
+    "sft_on_prompt",
+    "train_on",
     "max_seq_len",
     "max_new_tokens",
     "max_prompt_len",
@@ -158,7 +159,9 @@ def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Comput
     if subject.kind == "reward":
         end_token = given_end or noted_end_token(open_config(path, subject.flag)) or end_token
     tokenizer = load_tokenizer(path, subject.flag, end_token=end_token)
-    encode: Encode = sft_examples if subject.kind == "policy" else pair_examples
+    encode: Encode = pair_examples
+    if subject.kind == "policy":
+        encode = partial(sft_examples, all_turns=flags.train_on == "all")
     selection, texts = choose_texts(subject, rows, tokenizer, options, encode, end_token)
     check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
 
@@ -172,7 +175,7 @@ def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Comput
         policy = load_policy(path, subject.flag, tokenizer, options.generation, GREEDY, 0.0, where, ends)
         if not flags.no_rouge:
             policy.check_lengths(selection.longest)
-        return selection.of_batch(partial(read_and_answer, policy, texts, flags.all_tokens, not flags.no_rouge))
+        return selection.of_batch(partial(read_and_answer, policy, texts, flags.sft_on_prompt, not flags.no_rouge))
 
     has_responses = subject.kind == "policy" and not flags.no_rouge
     response_length = options.generation.max_new_tokens if has_responses else 0
@@ -271,7 +274,7 @@ def choose_texts(
 def read_and_answer(
     policy: SamplingPolicy,
     texts: Mapping[int, SFTExample],
-    all_tokens: bool,
+    sft_on_prompt: bool,
     answers: bool,
     prompts: list[PromptExample],
 ) -> list[Entry]:
@@ -279,7 +282,7 @@ def read_and_answer(
     # Losses, computed as step 1's evaluation does.
     model = PolicyModel(policy.causal_lm, all_rows=True)
     examples = [texts[prompt.index] for prompt in prompts]
-    batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
+    batch = collate_sft(examples, policy.tokenizer.pad_token_id, sft_on_prompt)
     device = policy.causal_lm.device
     mask = batch["response_mask"].to(device)
     input_ids = batch["input_ids"].to(device)

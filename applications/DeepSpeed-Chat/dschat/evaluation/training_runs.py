@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 FLAGS_FILE = "train_config.json"  # which every run writes
 RECORD_FILE = "run.json"
 START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
-# Flags that decide how a run reads texts; `dschat text` has them, too.
-TEXT_FLAGS = ("max_seq_len", "end_of_conversation_token", *COLUMN_FLAGS)
+# Flags that decide how a run reads texts, and which of their tokens have a loss; `dschat text` has them, too.
+TEXT_FLAGS = ("max_seq_len", "sft_on_prompt", "train_on", "end_of_conversation_token", *COLUMN_FLAGS)
 END_TOKEN = "end_of_conversation_token"
 FORMAT_FLAGS = (END_TOKEN, "apply_chat_template")  # of them, those that a model learnt
 MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor

@@ -184,10 +184,13 @@ def _disk_line(plan: Plan) -> str:
         checkpoints = "one, and another one for each further save"
     else:
         checkpoints = f"at most {disk.checkpoints} at a time (--save_total_limit {output.save_total_limit})"
+    kept_models = ""
+    if output.save_models:
+        kept_models = f" --save_models keeps {disk.models / GB:.1f} GB more every {output.save_models} updates."
     return (
         f"Disk: {disk.checkpoint / GB:.1f} GB for a checkpoint{shares}, {disk.seconds:.0f} s at an assumed"
         f" {DISK_RATE / GB:g} GB/s; {checkpoints}, and {disk.models / GB:.1f} GB for the final models:"
-        f" {disk.total / GB:.1f} GB."
+        f" {disk.total / GB:.1f} GB.{kept_models}"
     )
 
 

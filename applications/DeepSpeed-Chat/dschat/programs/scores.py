@@ -137,7 +137,7 @@ def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
     for status in STATUSES:
         shares[f"programs/{status}"] = (float(counts[status]), float(len(outcomes)))
     tests = float(sum(len(outcome.tests) for outcome in outcomes))
-    return shares | {"programs/tests_per_second": (tests, seconds), "programs/seconds": (seconds, 1.0)}
+    return shares | {"programs/tests_per_second": (tests, seconds)}
 
 
 def has_tests(row: Row) -> bool:

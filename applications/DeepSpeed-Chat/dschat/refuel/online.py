@@ -210,8 +210,10 @@ class Refuel(Algorithm):
         """Means over the held-out dialogues; {} without such dialogues."""
         if not self.held_out:
             return {}, []
-        kl = None if self.models.reference is None else self._kl_of_replies
         temperature = self.config.dialogues.eval_temperature
+        # Replies of another temperature are no samples of the policy whose KL this is.
+        has_kl = self.models.reference is not None and temperature == self.config.sampling.temperature
+        kl = self._kl_of_replies if has_kl else None
         return evaluate_dialogues(
             self.held_out, lambda examples: self.sampler.answers(examples, temperature), self.models.reward, kl
         )

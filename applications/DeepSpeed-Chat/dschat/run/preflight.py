@@ -21,6 +21,7 @@ from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.settings.common import CommonConfig
+from dschat.settings.flags import flags_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ VISIBLE_WITHIN = 60.0  # seconds; NFS may cache for that long that a new folder 
 # GPU may be too small.
 MINIMUM_MEMORY: str | None = "dschat.plan.minimum:minimum_memory"
 GPU_WARNING = "dschat.plan.remedies:warn_of_gpu_memory"
+# Flags that say where something is, which machines may be given differently, as they may all paths.
+PLACES = ("local_rank", "judge_url", "reward_url", "user_server", "vllm_url")
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
 
@@ -49,6 +52,7 @@ class ProcessReport:
     rank: int
     host: str
     versions: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]  # see `shared_flags`
     folder_problem: str | None  # why output_dir cannot be used
     free_memory: int  # bytes of main memory
     needed_memory: int  # bytes of models and optimiser states in main memory
@@ -58,7 +62,7 @@ class ProcessReport:
 
 
 def preflight(config: CommonConfig) -> None:
-    """Checks on all processes: equal package versions, a writable and shared output_dir, enough memory for the models.
+    """Checks on all processes: equal versions and flags, a writable and shared output_dir, memory for the models.
 
     Raises:
         UserError: on every rank; the message names the rank with the problem.
@@ -74,6 +78,7 @@ def preflight(config: CommonConfig) -> None:
         rank=rank(),
         host=socket.gethostname(),
         versions=tuple((name, importlib.metadata.version(name)) for name in PACKAGES),
+        flags=shared_flags(config),
         folder_problem=problem,
         free_memory=psutil.virtual_memory().available,
         needed_memory=needs.main,
@@ -91,6 +96,16 @@ def preflight(config: CommonConfig) -> None:
         _warn_of_full_disk(output_dir, needs.disk)
 
 
+def shared_flags(config: CommonConfig) -> tuple[tuple[str, str], ...]:
+    """Flags and values that all processes must have alike: those that do not say where something is."""
+    values = config.flat()
+    shared = []
+    for name, flag in flags_of(type(config)).items():
+        if not (flag.path or flag.environment or flag.secret or name in PLACES):
+            shared.append((f"--{name}", str(values[name])))
+    return tuple(shared)
+
+
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
     """Raises UserError for the first problem in the reports of all ranks, in order of ranks."""
     first = reports[0]
@@ -104,6 +119,12 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
                 raise UserError(
                     f"{where} has {name} {version}, rank 0 ({first.host}) has {expected}: install the same "
                     "requirements.txt on every node."
+                )
+        for (name, value), (_, expected) in zip(report.flags, first.flags, strict=True):
+            if value != expected:
+                raise UserError(
+                    f"{where} has {name} {value}, rank 0 ({first.host}) has {expected}: start every node with the"
+                    " same flags."
                 )
         available = report.free_memory // processes[report.host]
         if report.needed_memory > available:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from dschat.models.engines import Trained
 from dschat.models.layout import Integers, Lengths
 from dschat.models.operations import ModelCost, cost_of, decoding_bytes
-from dschat.run.distributed import device, gather_on_host, is_main, sum_over_ranks, world_size
+from dschat.run.distributed import device, is_main, sum_over_ranks, world_size
 from dschat.run.peaks import Gpu
 from dschat.training.iteration import Metrics
 
@@ -20,16 +20,6 @@ logger = logging.getLogger("dschat")
 
 # Tokens per second that the table of evaluations shows, of steps that sample: heading → metric.
 ROLLOUT_SPEEDS = {"sampled/s": "time/sampled_per_second", "trained/s": "time/trained_per_second"}
-
-
-def slowest_rank(seconds: Sequence[float]) -> Metrics:
-    """The rank that samples longest, and its seconds: the others wait for it.
-
-    Args:
-        seconds: seconds of sampling of each rank.
-    """
-    longest = max(seconds)
-    return {"time/slowest_generation": longest, "time/slowest_rank": float(seconds.index(longest))}
 
 
 class Throughput:
@@ -89,8 +79,6 @@ class Throughput:
         if self._gpu is not None and read:
             peak = self._gpu.bytes_per_second * world_size()
             metrics["time/bandwidth"] = read / (seconds * peak)
-        if world_size() > 1:
-            metrics |= slowest_rank(gather_on_host(seconds))
         return metrics
 
 

@@ -67,7 +67,9 @@ def load_step_data(
         UserError: there are no data, a row is bad, or no example is left.
     """
     loader = ExampleLoader(config, kind, make, validate, on_prompt, reads_prompts)
-    key = broadcast_object(loader.key if is_main() else "")
+    key = loader.key if is_main() else ""
+    barrier()  # reading the files for the key may take longer than a collective waits
+    key = broadcast_object(key)
     data = None
     if is_main():
         data = loader.open(key, show=True)
@@ -81,7 +83,10 @@ def load_step_data(
     barrier()
     if data is None:
         data = loader.open(key)
-    return loader.read() if data is None else data
+    if data is None:
+        data = loader.read()
+    barrier()
+    return data
 
 
 def open_tokenizer(config: OneModelConfig, for_classifier: bool = False) -> PreTrainedTokenizerBase:
