@@ -81,7 +81,7 @@ def test_a_model_that_the_loop_does_not_know_is_sampled_by_generate_and_said(
     assert "--rollout_engine continuous" in caplog.text and "models of type mamba" in caplog.text
 
 
-@pytest.mark.parametrize(("flags", "count"), [({}, 512), ({"eval_prompts": 7}, 7), ({"eval_iters": 3}, 48)])
-def test_prompts_of_an_evaluation_on_two_processes(flags: dict[str, int], count: int, tmp_path: Any) -> None:
+@pytest.mark.parametrize(("flags", "count"), [({}, 512), ({"eval_prompts": 7}, 7), ({"eval_iters": 3}, 24)])
+def test_prompts_of_an_evaluation(flags: dict[str, int], count: int, tmp_path: Any) -> None:
     config = ppo_config(tmp_path, per_device_eval_batch_size=8, **flags)
-    assert config.num_eval_prompts(2) == count
+    assert config.num_eval_prompts == count

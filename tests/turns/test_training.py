@@ -113,7 +113,7 @@ def test_an_evaluation_that_others_may_not_wait_for(tmp_path, monkeypatch, caplo
     build.warn_of_wait(config, 600)
     assert "has 512 episodes" in caplog.text and "takes 4320 s" in caplog.text and "--ddp_timeout 1800" in caplog.text
     assert "Raise --environment_workers (32), or lower --eval_prompts or --environment_timeout" in caplog.text
-    config = ppo_config(tmp_path, environment="games.py:Guess", eval_iters=64, per_device_eval_batch_size=4)
+    config = ppo_config(tmp_path, environment="games.py:Guess", eval_iters=128, per_device_eval_batch_size=4)
     build.warn_of_wait(config, 600)
     assert "has 512 episodes" in caplog.messages[1] and "or lower --eval_iters or" in caplog.messages[1]
 

@@ -354,7 +354,7 @@ def _scored_batch(config: CommonConfig, plan: BatchPlan, role: Role) -> tuple[Te
 def _held_out(config: CommonConfig, processes: int) -> int:
     """The most responses (or pairs of replies) that each process evaluates; 0: no limit."""
     if isinstance(config, PPOConfig):
-        return -(-config.num_eval_prompts(processes) // processes)
+        return -(-config.num_eval_prompts // processes)
     assert isinstance(config, RefuelOnlineConfig)
     replies = (config.sampling.eval_prompts or 0) * config.dialogues.max_turns
     return -(-replies // (2 * processes))

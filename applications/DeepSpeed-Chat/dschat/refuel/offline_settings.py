@@ -90,7 +90,7 @@ class RefuelConfig(RegressionConfig, SupervisedConfig):
         "per_device_eval_batch_size": "pairs per forward pass and process in evaluation",
         "gradient_accumulation_steps": "forward passes per optimiser update; if not given, computed from"
         " global_batch_size, or 16",
-        "eval_iters": "evaluation batches per process; 0 = all held-out pairs",
+        "eval_iters": "evaluation batches, of all processes together; 0 = all held-out pairs",
     }
 
     pairs: PairFlags

@@ -544,11 +544,12 @@ class PPOConfig(CommonConfig):
         ]
         return [path for path in paths if path]
 
-    def num_eval_prompts(self, world_size: int) -> int:
+    @property
+    def num_eval_prompts(self) -> int:
         """How many held-out prompts an evaluation answers on all processes together; 0 = all."""
         if self.rollouts.eval_iters is None:
             return self.sampling.eval_prompts or 0
-        return self.rollouts.eval_iters * self.output.per_device_eval_batch_size * world_size
+        return self.rollouts.eval_iters * self.output.per_device_eval_batch_size
 
     @property
     def batch_sizes(self) -> BatchSizes:

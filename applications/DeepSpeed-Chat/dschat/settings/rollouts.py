@@ -66,7 +66,7 @@ class RolloutFlags:
         "responses per forward pass and process in training (micro-batch)", 16, AT_LEAST_1, SHARE
     )
     eval_iters: int | None = flag(
-        "evaluation batches per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
+        "evaluation batches, of all processes together, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
     )
     ppo_epochs: int = flag("passes over each rollout", 1, AT_LEAST_1)
     top_k: int = flag("sample from the k most likely tokens; 0 = all", 0, AT_LEAST_0)

@@ -38,7 +38,9 @@ class HeldOutFlags:
 
     section = "model and batches"
 
-    eval_iters: int = flag("evaluation batches per process; 0 = all held-out rows", 100, AT_LEAST_0, FREE)
+    eval_iters: int = flag(
+        "evaluation batches, of all processes together; 0 = all held-out rows", 100, AT_LEAST_0, FREE
+    )
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -153,9 +155,10 @@ class SupervisedConfig(OneModelConfig):
 
     held_out: HeldOutFlags
 
-    def num_eval_examples(self, world_size: int) -> int:
-        """Most held-out examples of one evaluation; 0 = all."""
-        return self.held_out.eval_iters * self.output.per_device_eval_batch_size * world_size
+    @property
+    def num_eval_examples(self) -> int:
+        """Most held-out examples of one evaluation, over all processes; 0 = all."""
+        return self.held_out.eval_iters * self.output.per_device_eval_batch_size
 
 
 SFT_RULES: "tuple[Rule[SFTConfig], ...]" = (

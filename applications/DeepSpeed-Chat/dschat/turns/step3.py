@@ -106,7 +106,7 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
     processes = world_size()
     if processes == 1 or not is_main():
         return
-    prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
+    prompts = min(config.num_eval_prompts or held_out, held_out)
     flags: EpisodeFlags = config.episodes
     wait = longest_wait(flags, math.ceil(prompts / processes))
     if wait < config.engine.ddp_timeout:

@@ -26,7 +26,7 @@ from dschat.models.layout import Lengths
 from dschat.rollouts.continuous import decoding_bytes
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import TerminationCondition
-from dschat.run.distributed import is_main, world_size
+from dschat.run.distributed import is_main
 from dschat.run.output import Run
 from dschat.run.peaks import own_gpu
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
@@ -172,7 +172,7 @@ class PPO(Algorithm):
         critic_columns = {} if models.critic is None else {"explained": "val/explained_variance"}
         self.columns = critic_columns | ROLLOUT_SPEEDS
         self.prompts = prompts
-        self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
+        self.held_out = held_out[: config.num_eval_prompts or None]
         self.tokenizer = tokenizer
         self.config = config
         self.plan = run.plan

@@ -17,7 +17,7 @@ from torch import Tensor
 from dschat.data.tokenised import lengths_of
 from dschat.engine.process_group import training_dtype
 from dschat.models.engines import Trained
-from dschat.run.distributed import device, sum_over_ranks, world_size
+from dschat.run.distributed import device, sum_over_ranks
 from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_variances
 from dschat.run.output import Run
 from dschat.run.peaks import own_gpu
@@ -243,7 +243,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         if not self.task.eval:
             return {}, []
         self.engine.eval()
-        limit = self.config.num_eval_examples(world_size()) or None
+        limit = self.config.num_eval_examples or None
         held_out = self.task.eval[:limit]
         means = RowMeans()
         for numbers in local_eval_batches(held_out, eval_size(self.config), self.config.sequences_per_example):

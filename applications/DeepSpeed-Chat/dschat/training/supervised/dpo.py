@@ -10,7 +10,7 @@ from torch import Tensor
 from dschat.data.collate import collate_preferences, collate_sft
 from dschat.data.examples import PreferenceExample, SFTExample
 from dschat.models.engines import TrainedPolicy
-from dschat.run.distributed import device, world_size
+from dschat.run.distributed import device
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.supervised import DPOConfig
@@ -82,7 +82,7 @@ class DPOTask(PairTask[PreferenceExample]):
     def prepare(self, engine: TrainedPolicy) -> None:
         if self._config.dpo.reference_free:
             return
-        held_out = self.eval[: self._config.num_eval_examples(world_size()) or None]
+        held_out = self.eval[: self._config.num_eval_examples or None]
         with stop_signals():
             self.train = self._with_reference(engine, self.train, "train")
             if held_out:  # the file's name has their number, which may change when the run is resumed
