@@ -52,7 +52,11 @@ def test_an_export_is_what_the_run_would_have_saved(run, ppo_flags, tmp_path, ca
     ):
         assert main(["export", *map(str, words)]) == 2
         assert problem in caplog.text
+    (out / "checkpoints").rename(tmp_path / "disk")
+    (out / "checkpoints").symlink_to(tmp_path / "disk")  # on another disk
     run_command([sys.executable, "-m", "dschat", "export", checkpoint, folder]).expect(0)
+    (out / "checkpoints").unlink()
+    (tmp_path / "disk").rename(out / "checkpoints")
     for name in ("actor", "critic", "actor_ema"):
         saved = out / "models" / "step-2" / name / "model.safetensors"
         assert (folder / name / "model.safetensors").read_bytes() == saved.read_bytes()

@@ -436,13 +436,17 @@ def test_names_bound_at_the_top_of_a_module_are_found_without_running_it(name):
 
 
 def test_a_run_is_not_overwritten_unasked(tmp_path):
-    """Finished, or with metrics; a run that ended before its first metrics left nothing to lose."""
+    """Finished, with metrics, or with a checkpoint; a run that ended before either left nothing to lose."""
     (tmp_path / "out").mkdir()
     record, metrics = tmp_path / "out" / "run.json", tmp_path / "out" / "metrics.jsonl"
     metrics.touch()
     for unfinished in ("[]", '{"finished": tr', '{"finished": false}'):
         record.write_text(unfinished)
         config_of("sft")
+    checkpoint = tmp_path / "out" / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    assert "--output_dir out holds a run" in refusal("sft")
+    checkpoint.rmdir()
     metrics.write_text('{"update": 0}\n')
     assert "--output_dir out holds a run" in refusal("sft")
     metrics.unlink()

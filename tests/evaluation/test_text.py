@@ -12,7 +12,7 @@ from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.data.sources import hold_out, read_source
 from dschat.evaluation.generate_options import TextOptions
-from dschat.evaluation.text import run_text
+from dschat.evaluation.text import run_models, run_text
 from dschat.models.reward_notes import note_end_token
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 
@@ -128,6 +128,22 @@ def test_all_models_of_a_run(place):
     rows = measure(place, checkpoints=run, num_samples=2, no_rouge=True)
     assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
     assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"
+
+
+def test_models_that_a_resumed_run_gave_up_are_not_measured(place):
+    """It went on from update 4, so that the model of 10 updates and the final one are of another schedule."""
+    run = place / "run"
+    for name in ("models/step-4", "models/step-10"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).symlink_to(place / "policy1")
+    for file in (place / "policy1").iterdir():
+        (run / file.name).symlink_to(file)
+    record = {"step": "sft", "finished": False, "saved": ["elsewhere/models/step-4"], "batches": {"total_updates": 40}}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "train_config.json").write_text("{}")
+    assert [model.name for model in run_models(run)] == ["step-4"]
+    (run / "run.json").write_text(json.dumps(record | {"finished": True}))
+    assert [model.name for model in run_models(run)] == ["step-4", "final"]
 
 
 def test_held_out_rows_are_those_of_the_run(place):

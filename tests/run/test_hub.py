@@ -44,6 +44,14 @@ def test_the_policy_of_step_3_with_the_records_of_its_run(run):
     assert sorted(kept) == expected and kept["run.json"] == run / "models/step-4/actor/run.json"
 
 
+def test_final_models_of_a_run_that_goes_on_are_not_pushed(run):
+    (run / "run.json").write_text('{"finished": false}')
+    for folder in (run, run / "actor"):
+        with pytest.raises(UserError, match="the run is not finished, .* or push one of .*models"):
+            list(files_of(folder))
+    assert list(files_of(run / "models" / "step-4"))
+
+
 def test_a_dry_run_lists_files_without_a_token_or_a_network(run, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("HF_TOKEN", raising=False)

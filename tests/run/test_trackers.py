@@ -117,6 +117,20 @@ def test_a_run_that_goes_on(had_wandb, tmp_path, group, wandb_runs):
     assert scalars_of(tmp_path / "tensorboard")["loss"] == [(1, 3.0), (2, 2.0)]
 
 
+def test_tensorboard_gets_the_rows_of_a_part_that_ran_without_it(tmp_path, group):
+    run = run_of("ppo", ppo_config(tmp_path, report_to=["tensorboard"]))
+    run.metrics.log(1, 8, {"loss": 3.0})
+    for trackers, updates in (([], (2, 3)), (["tensorboard"], (4,))):
+        state, text = run.state_dict(), run.metrics.text()
+        run.finish()
+        run = run_of("ppo", ppo_config(tmp_path, report_to=trackers, resume_from_checkpoint="latest"))
+        run.load_state_dict(state, text, updates[0] - 1)
+        for update in updates:
+            run.metrics.log(update, 8 * update, {"loss": 4.0 - update})
+    run.finish()
+    assert scalars_of(tmp_path / "tensorboard")["loss"] == [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.0)]
+
+
 @pytest.fixture(scope="module")
 def trackio_runs(tmp_path_factory):
     """Reads what the real Trackio keeps; its folder is fixed when it is imported."""

@@ -177,6 +177,28 @@ def test_a_stop_between_the_critics_updates_leaves_the_checkpoint_before_the_rol
     assert_same(result_of(make(place, resume_from_checkpoint=True), place), whole)
 
 
+def test_a_run_from_another_folder_that_is_stopped_at_once_has_a_checkpoint(group, tmp_path):
+    """Or it would begin again at update 0, as its own folder holds none."""
+    make = partial(supervised, "sft", eval_interval=1)
+    make(tmp_path / "first", save_steps=1, save_total_limit=0).fit()
+    origin = tmp_path / "first" / "checkpoints" / "step-1"
+    fork = make(tmp_path / "fork", resume_from_checkpoint=str(origin))
+    stop_in_call(fork.fit, type(fork), "evaluate", 1)
+    assert [folder.name for folder in (tmp_path / "fork" / "checkpoints").iterdir()] == ["step-1"]
+    assert make(tmp_path / "fork", resume_from_checkpoint=True).checkpoints.load().update == 1
+
+
+def test_the_end_of_a_run_that_was_stopped_is_its_newest_checkpoint(group, tmp_path):
+    """Without --save_steps: the same command again must not train a finished run from where it was stopped."""
+    make = partial(supervised, "sft", eval_interval=2)
+    stopped = make(tmp_path)
+    stop_in_call(stopped.fit, type(stopped), "evaluate", 2)
+    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {"step-2"}
+    finished = make(tmp_path, resume_from_checkpoint=True)
+    finished.fit()
+    assert f"step-{finished.update}" in {folder.name for folder in (tmp_path / "checkpoints").iterdir()}
+
+
 def test_a_rollout_that_other_processes_train_on_is_given_up(group, tmp_path, caplog):
     """The rest of its updates needs it: an earlier checkpoint is used, and it is said what is done again."""
     make = partial(ppo, reward=lengths, enable_ema=False, save_steps=4, eval_interval=0, **ONE_EPOCH)

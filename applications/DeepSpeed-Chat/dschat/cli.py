@@ -338,13 +338,13 @@ def run_export(options: "ExportOptions") -> int:
     Raises:
         UserError: the folder is no checkpoint of a run, or was written inside a rollout.
     """
-    from dschat.run.state import has_steps
+    from dschat.run.state import has_steps, run_of_checkpoint
 
     checkpoint = options.checkpoint
     if options.folder.exists():
         raise UserError(f"{options.folder} exists: give a new folder, which the models are written into.")
     manifest = read_object(checkpoint / "manifest.json")
-    flags_file = checkpoint.resolve().parent.parent / "config.yaml"
+    flags_file = run_of_checkpoint(checkpoint) / "config.yaml"
     names = {command.step: name for name, command in COMMANDS.items() if command.step}
     if manifest.get("step") not in names or not flags_file.is_file():
         raise UserError(f"{checkpoint} is not a checkpoint of a run: give OUTPUT_DIR/checkpoints/step-N.")

@@ -204,17 +204,21 @@ def subjects_of(flags: TextFlags) -> list[Subject]:
 def run_models(folder: Path) -> list[Subject]:
     """The models that a run has saved, by updates; the final one last.
 
+    Left out is what a resumed run has given up: models of updates after its checkpoint, and an earlier final one.
+
     Raises:
         UserError: the folder is no run's, or it has saved no models yet.
     """
     record = read_object(folder / "run.json")
     kind: Kind = "reward" if record.get("step") == "reward" else "policy"
     total_updates = record.get("batches", {}).get("total_updates")
+    saved = record.get("saved")
+    saved_names = None if saved is None else {Path(path).name for path in saved}
 
     folder_by_update: dict[int, Path] = {}
     for model_folder in (folder / "models").glob("*"):
         match = STEP.fullmatch(model_folder.name)
-        if match:
+        if match and (saved_names is None or model_folder.name in saved_names):
             folder_by_update[int(match[1])] = model_folder
     subjects: list[Subject] = []
     for update, model_folder in sorted(folder_by_update.items()):
@@ -222,7 +226,8 @@ def run_models(folder: Path) -> list[Subject]:
         subjects.append(Subject("--checkpoints", path, kind, f"step-{update}", update))
 
     final = locate_policy(str(folder))
-    if (Path(final) / "config.json").is_file() or adapter_alone(final) is not None:
+    has_final = (Path(final) / "config.json").is_file() or adapter_alone(final) is not None
+    if has_final and record.get("finished") is not False:
         subjects = [subject for subject in subjects if subject.update != total_updates]
         subjects.append(Subject("--checkpoints", final, kind, "final", total_updates))
     if not subjects:

@@ -113,6 +113,7 @@ class Checkpoints:
         self._folder = self._output_dir / "checkpoints"
         self._last: Progress | None = None  # the last that was saved or loaded
         self._has_saved = False
+        self._is_fork = False  # the run goes on from a checkpoint of another folder
         self._saved_at = time.monotonic()  # end of the last save, or start of the run
 
     @property
@@ -206,6 +207,10 @@ class Checkpoints:
             if best is None or folder != best[0]:
                 self._remove(folder)
 
+    def exist(self) -> bool:
+        """Whether the run's folder holds a checkpoint; the same on every rank."""
+        return broadcast_object(bool(self._newest_first()))
+
     def name_best(self) -> None:
         """Logs the checkpoint with the best evaluation, if there is one, and how to have its models."""
         if not is_main():  # which alone has the metrics
@@ -264,7 +269,7 @@ class Checkpoints:
         it, so that runs in short pieces make progress.
         """
         last = self._last
-        if last is None:
+        if last is None or (self._is_fork and not self._has_saved):
             return True
         enters_rollout = current.is_inside_rollout and not last.is_inside_rollout
         if enters_rollout and current.update == last.update and self._has_saved:
@@ -289,6 +294,7 @@ class Checkpoints:
             return None
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self._check(folder, manifest)
+        self._is_fork = not self._is_own(folder)
 
         # Models and optimisers.
         saved_ranks = manifest["world_size"]
@@ -339,7 +345,8 @@ class Checkpoints:
         if is_foreign and broadcast_object((self._output_dir / "run.json").exists()):
             raise UserError(
                 f"--resume_from_checkpoint {requested} is not of the run in --output_dir {self._output_dir}, which "
-                "would be lost. Give that checkpoint's own --output_dir, or a new one."
+                "would be lost. Give that checkpoint's own --output_dir, or a new one; --resume_from_checkpoint alone"
+                " goes on from the newest checkpoint of --output_dir."
             )
         problem = None
         for folder in candidates:

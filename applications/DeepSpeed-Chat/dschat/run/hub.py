@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dschat.base.errors import UserError
+from dschat.base.jsonl import read_object
 from dschat.base.secrets import SECRET_NAME
 from dschat.run.model_files import MODEL_FILES
 from dschat.settings.commands import PushOptions
@@ -142,6 +143,12 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     yield from _files(model, MODEL_FILES, "")
     yield from _files(model / ADAPTER, MODEL_FILES, f"{ADAPTER}/")
     run = _run_of(model)
+    is_final = run in (model.resolve(), model.resolve().parent)
+    if run is not None and is_final and read_object(run / "run.json").get("finished") is False:
+        raise UserError(
+            f"{folder}: the run is not finished, so that its final models are those of an earlier part of it. Continue"
+            f" it with --resume_from_checkpoint, or push one of {run / 'models'}."
+        )
     if run is not None:
         yield from _files(run, RUN_FILES, "")
 

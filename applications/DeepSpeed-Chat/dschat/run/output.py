@@ -20,7 +20,7 @@ from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
 from dschat.run.model_files import MODEL_FILES
 from dschat.run.record import RunRecord, new_record
-from dschat.run.state import Json
+from dschat.run.state import Json, run_of_checkpoint
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import to_json, to_yaml
@@ -45,7 +45,7 @@ def earlier_date(config: CommonConfig) -> str | None:
         return None
     file = Path(config.output.output_dir) / "run.json"
     if not file.exists() and Path(requested).is_dir():  # the checkpoint is in another run's folder
-        file = Path(requested).resolve().parent.parent / "run.json"
+        file = run_of_checkpoint(Path(requested)) / "run.json"
     return read_object(file).get("template_date") or None
 
 

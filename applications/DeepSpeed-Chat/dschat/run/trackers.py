@@ -62,20 +62,25 @@ class TensorBoard:
     """Shows a scalar per metric, by update, and samples as text."""
 
     name = "tensorboard"
-    run_id = None  # its folder is enough to resume
+    run_id = "in its folder"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._has_earlier = False  # rows of the earlier part of the run
         self._board: SummaryWriter | None = None
 
     def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
-        """Hides what an earlier part of the run wrote from `update` on, and writes that update's rows again."""
+        """Hides what an earlier part of the run wrote from `update` on, and writes that update's rows again.
+
+        Where rows of the earlier part are missing, all are hidden and written.
+        """
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
 
-        is_new = not any(self._folder.glob("events.out.*"))
-        self._board = SummaryWriter(str(self._folder), purge_step=update)
+        has_earlier = self._has_earlier and any(self._folder.glob("events.out.*"))
+        start = update if has_earlier or update is None else 0
+        self._board = SummaryWriter(str(self._folder), purge_step=start)
         for row in earlier_rows:
-            if is_new or row["update"] == update:
+            if not has_earlier or row["update"] == update:
                 self.log(row)
 
     def log(self, row: Row) -> None:
@@ -95,7 +100,8 @@ class TensorBoard:
             self._board.close()
 
     def resume(self, run_id: str) -> None:
-        """Does nothing."""
+        """The earlier part of the run has written its rows into the folder."""
+        self._has_earlier = True
 
 
 class WandB:

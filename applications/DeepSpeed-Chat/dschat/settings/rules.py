@@ -256,9 +256,11 @@ def _foreign_names(folder: Path, models: Sequence[str]) -> list[str]:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether a folder holds a run that is finished or has made at least one update."""
+    """Whether a folder holds a run that is finished, has made at least one update, or has saved a checkpoint."""
     if not (folder / "run.json").is_file():
         return False
+    if any(folder.glob("checkpoints/step-*")):
+        return True
     if read_object(folder / "run.json").get("finished") is True:
         return True
     metrics = folder / "metrics.jsonl"

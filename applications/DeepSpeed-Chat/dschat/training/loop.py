@@ -165,7 +165,8 @@ class Loop:
                     self.train_epoch(total, bar)
 
             # 3. Save, then evaluate.
-            if self.config.output.saves_checkpoints:
+            # One of a run that was stopped would be the newest, and a later start would train again from there.
+            if self.config.output.saves_checkpoints or self.checkpoints.exist():
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
             with evaluation_after_saving(self.config.output.output_dir):
