@@ -96,6 +96,7 @@ REFUSALS = [
     ("sft reward dpo ppo", "--bf16 --dtype fp16", "--bf16", "--dtype fp16", "drop one"),
     ("sft", "--num_warmup_steps 5 --warmup_ratio 0.1", "--num_warmup_steps 5", "--warmup_ratio 0.1", "drop one"),
     ("sft", "--lr_scheduler_type constant --num_warmup_steps 5", "--lr_scheduler_type", "constant_with_warmup"),
+    ("sft", "--lr_scheduler_type constant --warmup_ratio 0.1", "--lr_scheduler_type", "constant_with_warmup"),
     ("sft", "--deepspeed_config none.json", "--deepspeed_config none.json", "No such file"),
     ("sft", "--deepspeed_config broken.json", "--deepspeed_config broken.json", "not valid JSON"),
     ("sft", "--deepspeed_config stage.json", "zero_optimization.stage is decided by", "remove"),
@@ -126,6 +127,8 @@ REFUSALS = [
         "a text of --max_seq_len 1024: give 1024",
     ),
     ("reward dpo", "--max_tokens_per_micro_batch 2047", "a pair of --max_seq_len 1024: give 2048 or more"),
+    ("refuel", "--max_tokens_per_micro_batch 4095", "a pair of --max_seq_len 2048: give 4096 or more"),
+    ("online", "--max_tokens_per_micro_batch 8191", "a pair of --max_seq_len 4096: give 8192 or more"),
     ("ppo", "--max_tokens_per_micro_batch 1023", "--max_prompt_seq_len 512 with --max_answer_seq_len 512: give 1024"),
     ("sft", "--packing --max_tokens_per_micro_batch 2048", "--max_tokens_per_micro_batch: with --packing", "Drop one"),
     ("refuel", "--task.cluster=", "--cluster", "drop the flag"),
@@ -138,10 +141,13 @@ REFUSALS = [
         "--trained_layers 2 --finetune_mode last_layer",
         "--trained_layers 2 and --finetune_mode last_layer both",
     ),
+    ("online", "--total_episodes 10 --num_train_epochs 2", "--num_train_epochs 2 and --total_episodes 10 both"),
     ("online", "--print_sample_output_freq 2 --eval_interval 9", "--print_sample_output_freq 2 and --eval_interval 9"),
     ("online", "--task.total_length 512", "--max_seq_len 512 leaves no room"),
+    ("online", "--global_batch_size 7 --per_device_train_batch_size 2", "--global_batch_size 7 is not a multiple"),
     ("ppo", "--rollout_engine vllm", "--rollout_engine vllm needs vLLM", "pip install 'ma-rlhf[vllm]'"),
     ("ppo", "--vllm_url http://a", "--vllm_url ['http://a']", "add --rollout_engine vllm"),
+    ("ppo", "--vllm_timeout 3 --rollout_engine vllm", "--vllm_timeout 3", "add --vllm_url"),
     ("ppo", "--rollouts_ahead 1 --rollout_engine vllm", "--rollouts_ahead 1", "add --vllm_url"),
     *(
         ("ppo", f"--rollout_engine vllm --vllm_url {given}", told)
@@ -149,13 +155,16 @@ REFUSALS = [
             ("localhost:8000", "localhost:8000 is not an address of a server"),
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
             ("http://node:80000", "http://node:80000 is not an address of a server"),
+            ("http://a http://A/", "give each server once"),
             ("http://localhost:8000 http://127.0.0.1:8000/", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
+            ("http://a --vllm_gpu_memory 0.7", "give --gpu_memory to dschat serve-vllm"),
             ("http://a --vllm_timeout 1800", "--vllm_timeout 1800 is not below --ddp_timeout 1800"),
         )
     ),
     ("ppo", "--parsing_cutoff 2", "--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"),
     ("ppo", "--offload --zero_stage 2 --critic_zero_stage 0", "both actor and critic"),
+    ("ppo", "--offload --zero_stage 2 --actor_zero_stage 0", "both actor and critic"),
     ("rloo", "--offload --actor_zero_stage 0", "--offload needs ZeRO"),
     ("ppo", "--finetune_mode all --critic_lora_dim 2", "--finetune_mode all and --lora_dim both"),
     (
@@ -171,6 +180,7 @@ REFUSALS = [
         "--reward_weights 1 2 3 4: give finite weights as NAME=NUMBER, each name once, such as",
         " --reward_weights score=0.5 reward_model=0.5 reward_url=0.5 programs=0.5",
     ),
+    ("ppo", "--reward_weights judge=2", "--reward_weights judge=2: give", "--reward_weights reward_model=0.5"),
     ("ppo", "--reward_weights reward_model=nan", "--reward_weights reward_model=nan", "finite weights"),
     ("ppo", "--reward_weights reward_model=1 reward_model=2", "each name once"),
     ("ppo", "--reward_weights reward_model", "as NAME=NUMBER"),
@@ -186,6 +196,11 @@ REFUSALS = [
         "--reward_function score.py:other score.py:other",
         "--reward_function",
         "two numbers of a response would be called other",
+    ),
+    (
+        "ppo",
+        "--reward_function score.py:other score.py:first --metric_function score.py:first",
+        "would be called first",
     ),
     # episodes
     *(
@@ -206,6 +221,7 @@ REFUSALS = [
                 "--environment with --advantage_estimator tempo",
                 "Use gae, rloo_turns",
             ),
+            ("--advantage_estimator segment_mc", "--environment with --advantage_estimator segment_mc"),
             ("--segment_rewards each", "--environment with --segment_rewards", "Drop --segment_rewards"),
             ("--reward_model_name_or_path r --rm_template", "--environment with --rm_template", "Drop --rm_template"),
             ("--on_reward_error retry", "--environment with --on_reward_error retry", "Use stop or skip"),
@@ -240,7 +256,7 @@ REFUSALS = [
             f"--advantage_estimator {estimator}",
             "drop --drop_equal_groups, or drop --segment_rewards",
         )
-        for kind, estimator in (("each", "gae"), ("prefix", "reinforce_pp"))
+        for kind, estimator in (("each", "gae"), ("prefix", "sae"), ("each", "evpo"), ("prefix", "reinforce_pp"))
     ),
     (
         "ppo",
@@ -255,17 +271,26 @@ REFUSALS = [
         for words, *said in (
             ("", "--environment simulated_user: nobody plays the user", "--user_server", "--user_function"),
             ("--user_model m", "--user_model m without --user_server", "cannot hold a model", "Serve it"),
+            (
+                "--user_model m --user_function score.py:score",
+                "--user_model m without --user_server",
+                "drop --user_model",
+            ),
             ("--user_server http://a/v1", "--user_server http://a/v1: add --user_model"),
             (
                 "--user_server http://a/v1 --user_model m --user_function score.py:score",
                 "--user_server and --user_function both play the user",
             ),
+            ("--user_function score.py:absent", "--user_function score.py:absent", "does not define absent"),
             ("--user_function score.py:score --user_tries 2", "--user_tries 2", "add --user_server"),
             ("--user_function score.py:score --reward_weights environment=1", "--reward_weights reward_model=0.5"),
         )
     ),
     ("ppo", "--user_function score.py:score", "--user_function", "add --environment simulated_user"),
+    ("ppo", "--user_server http://a/v1", "--user_server http://a/v1", "add --environment simulated_user"),
+    ("ppo", "--user_model m", "--user_model m", "add --environment simulated_user"),
     ("ppo", "--max_turns 3", "--max_turns 3", "add --environment"),
+    ("ppo", "--advantage_estimator rloo_turns", "--samples_per_prompt of at least 2"),
     (
         "ppo",
         "--reward_url 127.0.0.1:8500",
@@ -273,6 +298,7 @@ REFUSALS = [
         "http://127.0.0.1:8500/score",
     ),
     ("ppo", "--reward_url http://user:secret@host/", "--reward_url", "without a user's name, password or"),
+    ("ppo", "--reward_url http://host/score?key=1", "--reward_url http://host/score?key=1 is not an address", "query"),
     (
         "ppo",
         "--reward_url http://a --reward_patience 1760",
@@ -330,12 +356,18 @@ REFUSALS = [
             ("--teacher_model_name_or_path t --gamma 0.5", "--gamma: ", "Drop the flag"),
         )
     ),
+    ("ppo", "--teacher_coef 2", "--teacher_coef 2", "add --teacher_model_name_or_path"),
     ("ppo", "--judge_max_tokens 3", "--judge_max_tokens 3", "add --reward_judge"),
+    ("ppo", "--reward_url http://a --rm_template", "--rm_template", "add --reward_model_name_or_path"),
+    ("ppo", "--program_reward ratio", "--program_reward ratio", "add --reward_source programs"),
     ("ppo", "--reward_function score.py", "--reward_function score.py", "module.py:function"),
+    ("ppo", "--reward_function score.txt:f", "--reward_function score.txt:f", "module.py:function"),
+    ("ppo", "--reward_function score.py:not-a-name", "--reward_function", "module.py:function"),
     ("ppo", "--reward_function score.py:inner", "--reward_function", "does not define inner", "Scorer", "score"),
     ("ppo", "--reward_function broken.py:f", "--reward_function", "cannot read broken.py", "correct the file"),
     *(("ppo", f"--{flag} none.py:f", f"--{flag}", "no file none.py") for flag in (*FUNCTIONS, "parser")),
     ("ppo", "--metric_function null.py:x", "cannot read null.py"),
+    ("ppo", "--metric_function metric.py:kl", "--metric_function", "rename the function"),
     (
         "ppo",
         "--termination_condition words",
@@ -377,6 +409,8 @@ REFUSALS = [
         "--critic_trains mlp",
         "without --finetune_mode last_layer",
     ),
+    ("ppo", "--critic_group_weight_min 0.5", "add --critic_group_weight"),
+    ("ppo", "--critic_group_weight 0.5", "--critic_group_weight", "--samples_per_prompt of at least 2"),
     (
         "rloo",
         "--cut_answers critic_only --critic_group_weight 0.5 --critic_warmup_updates 4 --value_head hl_gauss",
@@ -384,7 +418,10 @@ REFUSALS = [
     ),
     ("ppo", "--value_head hl_gauss", "--value_head hl_gauss", "give --value_range LOW HIGH"),
     ("ppo", "--value_head hl_gauss --value_range 1 0", "the lower one first, such as -0.1 1.1"),
+    ("ppo", "--value_head hl_gauss --value_range 0 inf", "give --value_range LOW HIGH"),
     ("ppo", "--value_head hl_gauss --value_range 1", "give --value_range LOW HIGH"),
+    ("ppo", "--value_range 0 1", "add --value_head hl_gauss"),
+    ("ppo", "--value_head hl_gauss --value_range -1 1 --lora_dim 4 --no_merge_lora", "give neither --share_base"),
     ("ppo", "--value_head hl_gauss --value_range -1 1 --lora_dim 4 --share_base", "give neither --share_base"),
     ("ppo", "--rollout_is_mask 2 4", "--rollout_is_mask 2 4: give two ratios with 1 between them, such as 0.2 4"),
     ("ppo", "--rollout_is_mask 0.2", "--rollout_is_mask 0.2: give two ratios"),
@@ -414,7 +451,15 @@ REFUSALS = [
         "--drop_equal_groups with --teacher_model_name_or_path",
         "Drop one of them",
     ),
+    (
+        "rloo",
+        "--advantage_estimator grpo --samples_per_prompt 1",
+        "grpo compares",
+        "--samples_per_prompt of at least 2",
+    ),
+    ("rloo", "--advantage_estimator dr_grpo --gamma 0.9", "--advantage_estimator dr_grpo adds up"),
     ("unrewarded", "", "the score comes from --reward_model or from --reward_function"),
+    ("unrewarded", "--reward_function score.py:g", "score.py does not define g"),
 ]
 COMMAND_LINES = {"actor": ("ppo", ACTOR), "unscored": ("ppo", RLOO), "rloo": ("ppo", SCORED)}
 COMMAND_LINES |= {"unrewarded": ("online", REQUIRED["refuel"])}
@@ -429,7 +474,9 @@ def test_refusals(step, flags, words):
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize("name", ["Scorer", "numbers", "join", "fallback", "annotated", "second", "by_a_star"])
+@pytest.mark.parametrize(
+    "name", ["Scorer", "numbers", "join", "json", "fallback", "annotated", "other", "first", "second", "by_a_star"]
+)
 def test_names_bound_at_the_top_of_a_module_are_found_without_running_it(name):
     file = "star.py" if name == "by_a_star" else "score.py"
     assert config_of("ppo", f"--metric_function {file}:{name}").rewards.metric_name == name
@@ -440,7 +487,7 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     (tmp_path / "out").mkdir()
     record, metrics = tmp_path / "out" / "run.json", tmp_path / "out" / "metrics.jsonl"
     metrics.touch()
-    for unfinished in ("[]", '{"finished": tr', '{"finished": false}'):
+    for unfinished in ('{"finished": false}', "{}", "[]", '{"finished": tr'):
         record.write_text(unfinished)
         config_of("sft")
     checkpoint = tmp_path / "out" / "checkpoints" / "step-1"
@@ -448,9 +495,10 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     assert "--output_dir out holds a run" in refusal("sft")
     checkpoint.rmdir()
     metrics.write_text('{"update": 0}\n')
+    record.write_text(json.dumps({"finished": False}))
     assert "--output_dir out holds a run" in refusal("sft")
     metrics.unlink()
-    record.write_text('{"finished": true}')
+    record.write_text(json.dumps({"finished": True}))
     message = refusal("sft")
     assert "--output_dir out holds a run" in message
     assert "--overwrite_output_dir" in message
@@ -537,8 +585,9 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_models_are_loaded(give
         b"\xef\xbb\xbfdef score(): ...",
         b"# -*- coding: latin-1 -*-\nname = '\xe9'\ndef score(): ...",
         b"from elsewhere import  *",
+        b"try:\n    from fast import score\nexcept ImportError:\n    score = None",
     ],
-    ids=["byte order mark", "latin-1", "star import"],
+    ids=["byte order mark", "latin-1", "star import", "in a block"],
 )
 def test_a_file_is_read_as_python_reads_it(source, tmp_path):
     (tmp_path / "own.py").write_bytes(source)

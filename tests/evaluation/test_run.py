@@ -17,7 +17,7 @@ from dschat.evaluation import generate as scored
 from dschat.evaluation import policy
 from dschat.evaluation.generate import run_inference
 from dschat.evaluation.responses import is_same_scorer
-from factories import BOS, EOS
+from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
 
 @torch.no_grad()
@@ -140,6 +140,14 @@ def test_reference_scores_need_both_responses(options, tmp_path):
     file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": f"q{i}", "chosen": " a"} for i in range(40)])
     with pytest.raises(UserError, match=r"--ref_scores: .*rows.jsonl:\d+ has no rejected response"):
         run_inference(options(ref_scores=True, data_path=str(file)))
+
+
+def test_a_reward_model_with_another_tokenizer(run, tmp_path):
+    tokenizer = make_tokenizer(100)
+    reward_model = save_folder(tmp_path / "other", make_classifier("llama", seed=3), tokenizer)
+    rows = read_jsonl(run(reward_model=reward_model, dataset="hh-rlhf", num_samples=6))
+    for row in rows:
+        assert row["reward"] == near(reward_of_row(reward_model, row))
 
 
 def test_conversations_go_through_the_chat_template(run, project, tmp_path):

@@ -11,6 +11,7 @@ from closeness import near
 from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.data.sources import hold_out, read_source
+from dschat.evaluation import text
 from dschat.evaluation.generate_options import TextOptions
 from dschat.evaluation.text import run_models, run_text
 from dschat.models.reward_notes import note_end_token
@@ -117,6 +118,22 @@ def test_a_reward_model_is_measured_at_the_token_that_it_was_trained_at(place, t
         assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
 
 
+def test_an_interrupted_run_goes_on_with_the_same_rows_alone(place, interrupt):
+    flags = {"model": [str(place / "policy1"), str(place / "policy2")], "batch_size": 2}
+    whole = measure(place, "whole", **flags)
+    interrupt(text, "read_and_answer", 4)  # in the second model
+    with pytest.raises(KeyboardInterrupt):
+        measure(place, **flags)
+    assert not (place / "out" / "rows.jsonl").exists()
+    calls = interrupt(text, "read_and_answer")
+    for other, said in (({"split": "train"}, r"--data .*rows [0-9a-f]{12}\)"), ({"sft_on_prompt": True}, "sft_on_")):
+        with pytest.raises(UserError, match=f"begun with .*{said}.*, now it is"):
+            measure(place, **flags, **other)
+    assert measure(place, **flags) == whole and len(calls) == 2
+    with pytest.raises(UserError, match="rows.jsonl exists, finished"):
+        measure(place, **flags)
+
+
 def test_all_models_of_a_run(place):
     """models/step-N and the final ones, by updates; the last step is the final model."""
     run = place / "run"
@@ -198,7 +215,7 @@ def test_texts_are_read_as_the_run_of_the_checkpoints_read_them(place, run_with_
 
 
 def test_all_turns_of_the_assistant_have_a_loss_where_the_run_trained_on_them(place, run_with_flags):
-    """Two turns of 'a b': twice the tokens of the last one."""
+    """Two turns of 'a b': twice the tokens of the last one. A dialogue that the user ends has no ROUGE."""
     template = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
     (place / "policy1" / "chat_template.jinja").write_text(template)
     turn = [{"role": "user", "content": "c"}, {"role": "assistant", "content": "a b"}]
@@ -208,6 +225,12 @@ def test_all_turns_of_the_assistant_have_a_loss_where_the_run_trained_on_them(pl
     (run_with_flags / "train_config.json").write_text(json.dumps({"train_on": "all"}))
     (both,) = measure(place, checkpoints=run_with_flags, **flags)
     assert both["loss_tokens"] == 2 * last["loss_tokens"] > 0
+    assert "every message of the assistant (--train_on all)" in (place / "out" / "report.md").read_text()
+    write_jsonl(chats, [{"messages": [*2 * turn, turn[0]]}, {"messages": turn}])
+    rows = measure(place, "rouge", checkpoints=run_with_flags, data=str(chats), split="all")
+    assert sorted("rouge1" in row for row in rows) == [False, True] and all("response_tokens" in row for row in rows)
+    (policy,) = json.loads((place / "rouge" / "report.json").read_text())["policies"]
+    assert policy["rows"] == 2 and policy["rouge"].keys() == {"rouge1", "rouge2", "rougeL"}
 
 
 def test_a_model_that_learnt_another_format_is_named(place, run_with_flags, tokenizer, caplog):

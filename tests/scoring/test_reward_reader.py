@@ -64,6 +64,17 @@ def with_template(folder, tokenizer, template=TEMPLATE):
     return path, saved
 
 
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path, make_classifier(kind, vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    scores = read(path, rows_of(PROMPTS), RESPONSES)
+    sequences = [
+        [BOS, *encode(bytes_tokenizer, prompt), *encode(bytes_tokenizer, response), EOS]
+        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    assert scores == near(plain_scores(path, sequences))
+
+
 @pytest.mark.parametrize("end", [None, "~"])
 @pytest.mark.parametrize("rm_template", [False, True])
 def test_a_response_that_was_cut_is_read_without_its_end(rm_template, end, bytes_tokenizer, tmp_path):

@@ -21,7 +21,7 @@ from dschat.base.fingerprints import folder_stamp
 from dschat.base.jsonl import json_value, read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.messages import message_text
+from dschat.data.messages import WEIGHT, message_text
 from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
@@ -125,7 +125,7 @@ def run_text(options: TextOptions) -> str:
             else:
                 rewards.append(reward_result(model_rows))
             written_rows += map(json_value, model_rows)
-        table = write_text_report(policies, rewards, output)
+        table = write_text_report(policies, rewards, output, _loss_over(options.text))
         return written_rows, f"{table}\n\n{path}; in the same folder report.md and .json"
 
     settings = settings_of(options, RECORDED) | where.settings
@@ -135,6 +135,13 @@ def run_text(options: TextOptions) -> str:
     # A tokenizer is loaded only when the models before it are done.
     parts = (_part(subject, rows, options, where, given_end) for subject in subjects)
     return run_batches(path, settings, overwrite, parts, conclude)
+
+
+def _loss_over(flags: TextFlags) -> str:
+    """Which tokens the loss of policies is over, in words."""
+    if flags.sft_on_prompt:
+        return "prompt and response (--sft_on_prompt)"
+    return "every message of the assistant (--train_on all)" if flags.train_on == "all" else "the response"
 
 
 def _rows(options: TextOptions, models: Sequence[NamedModel]) -> list[Row]:
@@ -312,7 +319,9 @@ def read_and_answer(
             row["response"] = response.text
             row["response_tokens"] = response.tokens
             row["finished"] = response.finished
-            row |= rouge(response.text, reference)
+            # With --train_on all a dialogue without a last reply, or with one of weight 0, has earlier turns.
+            if reference and (prompt.row.chosen_message or {}).get(WEIGHT) != 0:
+                row |= rouge(response.text, reference)
         entries.append({"number": prompt.index, "row": row})
     return entries
 

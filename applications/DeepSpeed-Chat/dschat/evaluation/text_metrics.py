@@ -44,7 +44,7 @@ def policy_result(rows: Sequence[Row]) -> Result:
 
     Args:
         rows: at least one, with `model`, `update`, `loss_sum` (nats) and `loss_tokens`; where responses were sampled
-            also with `response_tokens`, rouge1, rouge2 and rougeL.
+            also with `response_tokens` and, if the data have a response to compare with, rouge1, rouge2 and rougeL.
 
     Returns:
         `model`, `update` (None if unknown), number of `rows`, `tokens` that the loss is a mean over, `loss` (nats
@@ -55,12 +55,11 @@ def policy_result(rows: Sequence[Row]) -> Result:
     loss = _mean_loss([float(row["loss_sum"]) for row in rows], token_counts)
     rouges = {}
     length = None
-    if "rouge1" in rows[0]:
-        ones = [1] * len(rows)
-        for name in ROUGES:
-            scores = [row[name] for row in rows]
-            rouges[name] = bounded_interval(scores, ones)
+    if "response_tokens" in rows[0]:
         length = fmean(row["response_tokens"] for row in rows)
+        compared = [row for row in rows if "rouge1" in row]
+        for name in ROUGES if compared else ():
+            rouges[name] = bounded_interval([row[name] for row in compared], [1] * len(compared))
     return {
         "model": rows[0]["model"],
         "update": rows[0]["update"],
@@ -114,21 +113,26 @@ def _softplus(number: float) -> float:
     return max(number, 0.0) + math.log1p(math.exp(-abs(number)))
 
 
-def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], folder: Path) -> str:
+def write_text_report(
+    policies: Sequence[Result], rewards: Sequence[Result], folder: Path, loss_over: str = "the response"
+) -> str:
     """Write report.md and report.json; returns the tables. Raises UserError if it cannot.
 
     Args:
         policies: results of policies in the order of the table.
         rewards: results of reward models; not empty if `policies` is.
         folder: folder of the report.
+        loss_over: which tokens the loss of policies is over, in words.
     """
     tables = []
+    remarks = [REMARK]
     if policies:
         tables.append(_policy_table(policies))
+        remarks.append(f"The loss of policies is over the tokens of {loss_over}.")
     if rewards:
         tables.append(_reward_table(rewards))
-    content = {"policies": policies, "reward_models": rewards}
-    report = Report("", tables, remarks=[REMARK])
+    content = {"policies": policies, "reward_models": rewards, "loss_over": loss_over}
+    report = Report("", tables, remarks=remarks)
     return write_report(folder, REPORT_NAME, content, report, flag=OUTPUT).rstrip("\n")
 
 
@@ -142,7 +146,7 @@ def _policy_table(policies: Sequence[Result]) -> Table:
         columns["perplexity"].append(policy["perplexity"].text(2))
         if has_responses:
             for name, label in ROUGES.items():
-                columns[label].append(policy["rouge"][name])
+                columns[label].append(policy["rouge"].get(name, ""))
             columns["length"].append(f"{policy['length']:.1f}")
     return _model_table("policy", policies, columns)
 
