@@ -73,6 +73,7 @@ FRONT_DOOR: dict[str, set[str]] = {
     "main": {"cluster", "launch"},
     "cli": {"cluster", "launch", "main"},
     "__main__": {"cli", "remote"},
+    "export": {"cli"},
     "reference": {"cli"},
 }
 # The core knows torch and a little of the standard library.

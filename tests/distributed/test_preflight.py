@@ -29,7 +29,7 @@ TINY_SIZES = {
     **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 2},
 }
 VERSIONS = (("torch", "2.13.0"), ("transformers", "5.23.0"))
-FLAGS = (("--seed", "1"), ("--eval_interval", "2"))
+FLAGS = {"--seed": "1", "--eval_interval": "2"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +54,13 @@ def test_another_version_is_named_with_its_rank_and_host():
 
 def test_a_flag_that_another_machine_was_not_given_is_named():
     """Also one that a resumed run may change: it decides which collectives the ranks enter."""
-    other = (("--seed", "1"), ("--eval_interval", "0"))
+    other = {"--seed": "1", "--eval_interval": "0"}
     with pytest.raises(UserError, match=r"rank 1 \(b\) has --eval_interval 0, rank 0 \(a\) has 2: start every node"):
         check_reports(reports((1, {"flags": other}), hosts=("a", "b")), FOLDER)
 
 
 def test_where_things_are_may_differ_between_machines(tmp_path):
-    names = {name for name, _ in shared_flags(ppo_config(tmp_path))}
+    names = shared_flags(ppo_config(tmp_path)).keys()
     assert names >= {"--eval_interval", "--max_steps", "--save_steps", "--zero_stage", "--seed"}
     places = {
         "--data_path",

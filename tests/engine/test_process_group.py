@@ -3,12 +3,12 @@
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 from torch.utils import cpp_extension
 
@@ -87,28 +87,36 @@ def two_machines(monkeypatch):
     return made
 
 
+@pytest.fixture
+def joins(monkeypatch):
+    """The interface at each joining of a group, which does nothing else."""
+    interfaces = []
+
+    def meet(**options):
+        interfaces.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+
+    monkeypatch.setattr(process_group.deepspeed, "init_distributed", meet)
+    monkeypatch.setattr(process_group, "make_host_groups", lambda *_: None)
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # back to what they are after the test
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    return interfaces
+
+
 @pytest.mark.parametrize(("processes_here", "chosen"), [("1", "eth1"), ("2", None)])
-def test_the_interface_is_chosen_before_machines_meet(processes_here, chosen, two_machines, monkeypatch):
+def test_the_interface_is_chosen_before_machines_meet(processes_here, chosen, two_machines, joins, monkeypatch):
     two_machines("127.0.1.1", "10.0.0.2", "eth0 eth1")
     for name, value in {"MASTER_PORT": "29511", "WORLD_SIZE": "2", "LOCAL_SIZE": processes_here}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    found = []
-
-    def meet(**options):
-        found.append(os.environ.get("GLOO_SOCKET_IFNAME"))
-
-    monkeypatch.setattr(process_group.deepspeed, "init_distributed", meet)
-    monkeypatch.setattr(process_group, "make_host_groups", lambda *_: None)
     process_group._join_group(9, 9)
-    assert found == [chosen]
+    assert joins == [chosen]
 
 
-def test_groups_that_deepspeed_makes_wait_as_long_as_the_run(group):
-    """It clones the group of all processes without a timeout."""
-    cloned = groups._clone_world_group()._get_backend(torch.device("cpu"))
-    assert cloned.options._timeout == distributed_c10d.default_pg_timeout
-    assert distributed_c10d.default_pg_timeout == distributed_c10d.default_pg_nccl_timeout
+def test_groups_without_a_timeout_of_their_own_wait_as_long_as_the_run(group, joins):
+    """As those that DeepSpeed makes."""
+    process_group._join_group(7, 9)
+    made = dist.new_group([0])._get_backend(torch.device("cpu"))
+    assert made.options._timeout == distributed_c10d.default_pg_nccl_timeout == timedelta(seconds=7)
 
 
 def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch):

@@ -9,7 +9,6 @@ trains in each of them (`run_main` in dschat/main.py).
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,11 +16,10 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from dschat.base.errors import UserError
 from dschat.base.extras import require_extra
-from dschat.base.jsonl import read_object
 from dschat.base.steps import STEPS
 from dschat.cluster import Rank, adopt, is_worker, process_of
 from dschat.launch import (
@@ -35,11 +33,8 @@ from dschat.launch import (
 from dschat.main import run_main, run_script, run_training
 from dschat.settings.common import CommonConfig
 from dschat.settings.other_names import command_suggestion
-from dschat.settings.parse import PRINTS, Resolved, as_yaml, resolve
+from dschat.settings.parse import PRINTS, Resolved, resolve
 from dschat.settings.processes import LaunchFlags
-
-if TYPE_CHECKING:
-    from dschat.settings.commands import ExportOptions
 
 
 @runtime_checkable
@@ -84,11 +79,6 @@ class Command:
         return function
 
 
-# Flags of a run that its export does not have: it writes the models, and nothing else to any other place.
-NOT_EXPORTED = (
-    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "max_steps", "save_steps", "save_minutes"),
-    *("save_models", "report_to", "enable_tensorboard", "tensorboard_path", "push_to_hub"),
-)
 COMMANDS: dict[str, Command] = {
     **{step.command: Command(step.summary, step.flags, step.train, step.name) for step in STEPS.values()},
     "refuel-data generate": Command(
@@ -207,7 +197,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "serve-vllm": Command("serve vLLM, for --vllm_url", "vllm.options:ServeVllmOptions", "vllm.serve:serve"),
     "push": Command("upload a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
-    "export": Command("write the models of a checkpoint", "settings.commands:ExportOptions", "cli:run_export"),
+    "export": Command("write the models of a checkpoint", "settings.commands:ExportOptions", "export:run_export"),
     "env": Command(
         "versions, GPUs and memory, for a bug report", "settings.commands:EnvOptions", "run.environment:describe"
     ),
@@ -330,40 +320,6 @@ def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
     if is_worker(os.environ) or not may_launch:
         return train_in_process(name, words, environ=worker_environment())
     return run_script(partial(_launch_or_train, name, words))
-
-
-def run_export(options: "ExportOptions") -> int:
-    """Resumes the run of a checkpoint into a new folder, with no update left to make. Returns the exit status.
-
-    Raises:
-        UserError: the folder is no checkpoint of a run, or was written inside a rollout.
-    """
-    from dschat.run.state import has_steps, run_of_checkpoint
-
-    checkpoint = options.checkpoint
-    if options.folder.exists():
-        raise UserError(f"{options.folder} exists: give a new folder, which the models are written into.")
-    manifest = read_object(checkpoint / "manifest.json")
-    flags_file = run_of_checkpoint(checkpoint) / "config.yaml"
-    names = {command.step: name for name, command in COMMANDS.items() if command.step}
-    if manifest.get("step") not in names or not flags_file.is_file():
-        raise UserError(f"{checkpoint} is not a checkpoint of a run: give OUTPUT_DIR/checkpoints/step-N.")
-    if has_steps(read_object(checkpoint / "state.json")["rollout"]):
-        raise UserError(
-            f"{checkpoint} was written inside a rollout, between two updates of its models: give one that --save_steps"
-            " or --save_minutes wrote."
-        )
-    name = names[manifest["step"]]
-    flags_class = COMMANDS[name].flags_class()
-    resolved = resolve(flags_class, [], command=name, config=str(flags_file), checks=False)
-    values = resolved.given(without=NOT_EXPORTED)
-    values["output_dir"] = str(options.folder)
-    values["resume_from_checkpoint"] = str(checkpoint)
-    values["max_steps"] = manifest["update"]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "export.yaml"
-        file.write_text(as_yaml(flags_class, values, {}), encoding="utf-8")
-        return train_step(name, [f"--config={file}"], may_launch=True)
 
 
 def _launch_or_train(name: str, words: Sequence[str]) -> int:

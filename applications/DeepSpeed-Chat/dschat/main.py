@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import TIMED_OUT, UserError, is_lost_peer, path_problem
+from dschat.base.errors import TIMED_OUT, UserError, is_lost_peer, user_message
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars, is_interactive, log_plainly
 from dschat.cluster import ClusterNode, adopt, process_of, read_number
@@ -57,16 +57,13 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
             return result
         if result:
             print(result)
-    except UserError as error:
-        logger.error("error: %s", error)
-        return 2
     except BrokenPipeError:
         pass  # the reader of the output, for instance `head`, has closed it
-    except OSError as error:
-        problem = path_problem(error)
-        if problem is None:
+    except (UserError, OSError) as error:
+        message = user_message(error)
+        if message is None:
             raise
-        logger.error("error: %s", problem)
+        logger.error("error: %s", message)
         return 2
     except KeyboardInterrupt:
         remark = "; what was finished is kept, the same command continues from there" if resumable else ""
@@ -246,16 +243,16 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
     is_first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
     if isinstance(error, UserError) and error.on_every_rank and not is_first_of_node:
         return 2
-    if isinstance(error, UserError):
-        message = f"error: {_rank_prefix()}{error}"
-    elif problem := path_problem(error):
-        message = f"error: {_rank_prefix()}{problem}"
-    else:
+    message = user_message(error)
+    status = 2
+    if message is None:
         traceback.print_exception(error)
-        message = f"error: {_rank_prefix()}{_cause_of(error)}"
-    print(message, file=sys.stderr)
-    _write_first_error(message)
-    return 2 if isinstance(error, UserError) or path_problem(error) else 1
+        message = _cause_of(error)
+        status = 1
+    line = f"error: {_rank_prefix()}{message}"
+    print(line, file=sys.stderr)
+    _write_first_error(line)
+    return status
 
 
 def _cause_of(error: BaseException) -> str:

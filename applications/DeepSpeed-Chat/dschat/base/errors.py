@@ -27,8 +27,10 @@ class ServerLost(UserError):
     """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to continue."""
 
 
-def path_problem(error: BaseException) -> str | None:
-    """What is wrong with a path that the system refuses: it may not be read, or its name is too long; else None."""
+def user_message(error: BaseException) -> str | None:
+    """The message for users of a UserError, or of a path that the system refuses; None of any other error."""
+    if isinstance(error, UserError):
+        return str(error)
     if isinstance(error, OSError) and error.errno in REFUSED_PATH and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give another path, or change its permissions."
     return None

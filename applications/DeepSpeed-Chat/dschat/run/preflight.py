@@ -52,7 +52,7 @@ class ProcessReport:
     rank: int
     host: str
     versions: tuple[tuple[str, str], ...]
-    flags: tuple[tuple[str, str], ...]  # see `shared_flags`
+    flags: dict[str, str]  # see `shared_flags`
     folder_problem: str | None  # why output_dir cannot be used
     free_memory: int  # bytes of main memory
     needed_memory: int  # bytes of models and optimiser states in main memory
@@ -96,14 +96,14 @@ def preflight(config: CommonConfig) -> None:
         _warn_of_full_disk(output_dir, needs.disk)
 
 
-def shared_flags(config: CommonConfig) -> tuple[tuple[str, str], ...]:
+def shared_flags(config: CommonConfig) -> dict[str, str]:
     """Flags and values that all processes must have alike: those that do not say where something is."""
     values = config.flat()
-    shared = []
+    shared = {}
     for name, flag in flags_of(type(config)).items():
-        if not (flag.path or flag.environment or flag.secret or name in PLACES):
-            shared.append((f"--{name}", str(values[name])))
-    return tuple(shared)
+        if not (flag.path or flag.environment or name in PLACES):
+            shared[f"--{name}"] = str(values[name])
+    return shared
 
 
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
@@ -120,7 +120,8 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
                     f"{where} has {name} {version}, rank 0 ({first.host}) has {expected}: install the same "
                     "requirements.txt on every node."
                 )
-        for (name, value), (_, expected) in zip(report.flags, first.flags, strict=True):
+        for name, expected in first.flags.items():
+            value = report.flags[name]
             if value != expected:
                 raise UserError(
                     f"{where} has {name} {value}, rank 0 ({first.host}) has {expected}: start every node with the"

@@ -259,12 +259,10 @@ def _holds_run(folder: Path) -> bool:
     """Whether a folder holds a run that is finished, has made at least one update, or has saved a checkpoint."""
     if not (folder / "run.json").is_file():
         return False
-    if any(folder.glob("checkpoints/step-*")):
-        return True
-    if read_object(folder / "run.json").get("finished") is True:
-        return True
+    is_finished = read_object(folder / "run.json").get("finished") is True
     metrics = folder / "metrics.jsonl"
-    return metrics.is_file() and metrics.stat().st_size > 0
+    has_rows = metrics.is_file() and metrics.stat().st_size > 0
+    return is_finished or has_rows or any(folder.glob("checkpoints/step-*"))
 
 
 def check_data_split(data_split: str | None, step: int) -> None:
