@@ -174,7 +174,8 @@ def test_the_page_asks_no_other_host_and_names_no_model(server, chromium, trappe
 def test_control_c_ends_the_server_with_the_counts_of_every_rater(server):
     """The last test of the server. A terminal may vote into the same file meanwhile."""
     typed = "3\n3\n4\n4\n3\n"
-    subprocess.run(command(server.folder, "--rater", "Tom"), input=typed, text=True, env=environment(), check=True)
+    terminal = command(server.folder, "--dataset", "summarize", "--rater", "Tom")
+    subprocess.run(terminal, input=typed, text=True, env=environment(), check=True)
     server.process.send_signal(signal.SIGINT)
     output, _ = server.process.communicate(timeout=60)
     file = server.folder / "votes.jsonl"
