@@ -118,7 +118,7 @@ test-frameworks: .venv-$(FRAMEWORK)/installed
 		-o addopts=--import-mode=importlib -o pythonpath= tests/frameworks/test_$(FRAMEWORK).py $(PYTEST_ARGS)
 
 WINGS := vllm_engine programs judge turns refuel evaluation
-NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring training $(WINGS) test_sizes.py)
+NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring training $(WINGS) base/test_lock.py test_sizes.py)
 OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 

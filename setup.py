@@ -36,7 +36,7 @@ REQUIREMENTS = [
     "tokenizers>=0.23.1",
     "multiprocess>=0.70.16",
     "httpx2>=2.7",
-    "filelock>=3.20",
+    "filelock>=3.30",  # earlier ones remove the file of the next holder, so that two hold the lock
     "pydantic>=2.11,<3",
 ]
 STARLETTE = "starlette>=0.37.2"
