@@ -188,15 +188,21 @@ def test_a_run_from_another_folder_that_is_stopped_at_once_has_a_checkpoint(grou
     assert make(tmp_path / "fork", resume_from_checkpoint=True).checkpoints.load().update == 1
 
 
-def test_the_end_of_a_run_that_was_stopped_is_its_newest_checkpoint(group, tmp_path):
-    """Without --save_steps: the same command again must not train a finished run from where it was stopped."""
+def test_a_finished_run_is_not_trained_again_from_where_it_was_stopped(group, tmp_path, caplog):
+    """Without --save_steps its only checkpoint is that of the stop: the same command again is refused."""
     make = partial(supervised, "sft", eval_interval=2)
     stopped = make(tmp_path)
     stop_in_call(stopped.fit, type(stopped), "evaluate", 2)
-    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {"step-2"}
     finished = make(tmp_path, resume_from_checkpoint=True)
+    finished.run.announce(4, 8)
     finished.fit()
-    assert f"step-{finished.update}" in {folder.name for folder in (tmp_path / "checkpoints").iterdir()}
+    finished.run.finish()
+    assert "the best checkpoint" not in caplog.text, "the final models are later than the only one"
+    (newest,) = (tmp_path / "checkpoints").iterdir()
+    assert newest.name == "step-2"
+    with pytest.raises(UserError, match=f"has finished, after .* give --resume_from_checkpoint {newest}"):
+        make(tmp_path, resume_from_checkpoint=True).checkpoints.load()
+    assert make(tmp_path, resume_from_checkpoint=str(newest)).checkpoints.load().update == 2
 
 
 def test_a_rollout_that_other_processes_train_on_is_given_up(group, tmp_path, caplog):

@@ -6,6 +6,7 @@ import random
 import signal
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +229,8 @@ def test_two_processes_share_an_engine(name, tmp_path):
     deep = {"n_layer": 6} | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
     causal_lm = causal_lm_of(name, **deep if name == "gpt2" else {"num_hidden_layers": 6})
     save_folder(tmp_path / "model", causal_lm, tokenizer_of(100))
+    for file in Path("/dev/shm").glob("*-tp:0-*-cpushm_*"):  # vLLM leaves it on CPUs, and its name is always the same
+        file.unlink()
     for check in ("vllm", "vllm_shared"):  # a process's first engine decides how vLLM divides its ranks
         launch(WORKERS, [tmp_path, check], timeout=600).expect(0)
     weights = sum(parameter.numel() for parameter in causal_lm.parameters())

@@ -7,7 +7,8 @@ from pathlib import Path
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
 from dschat.cli import COMMANDS, train_step
-from dschat.run.state import has_steps, run_of_checkpoint
+from dschat.run.record import run_of_checkpoint
+from dschat.run.state import has_steps
 from dschat.settings.commands import ExportOptions
 from dschat.settings.parse import as_yaml, resolve
 

@@ -10,6 +10,7 @@ LOST_PEER = re.compile(
     r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store|\(--save_timeout\)", re.I
 )
 
+# What the system says of a path that it refuses: no permission, a name that is too long, links in a circle.
 REFUSED_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 TIMED_OUT = re.compile(r"Timed out waiting \d+ms|before timing out")  # of gloo and NCCL, after --ddp_timeout
 

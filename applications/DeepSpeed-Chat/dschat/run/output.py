@@ -19,8 +19,8 @@ from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
 from dschat.run.model_files import MODEL_FILES
-from dschat.run.record import RunRecord, new_record
-from dschat.run.state import Json, run_of_checkpoint
+from dschat.run.record import RunRecord, new_record, run_of_checkpoint
+from dschat.run.state import Json
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import to_json, to_yaml

@@ -30,8 +30,8 @@ VISIBLE_WITHIN = 60.0  # seconds; NFS may cache for that long that a new folder 
 # GPU may be too small.
 MINIMUM_MEMORY: str | None = "dschat.plan.minimum:minimum_memory"
 GPU_WARNING = "dschat.plan.remedies:warn_of_gpu_memory"
-# Flags that say where something is, which machines may be given differently, as they may all paths.
-PLACES = ("local_rank", "judge_url", "reward_url", "user_server", "vllm_url")
+# Flags that each machine may have for itself, like all paths and what environment variables give.
+MACHINE_FLAGS = ("local_rank", "judge_url", "reward_url", "user_server", "vllm_url")
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
 
@@ -101,7 +101,7 @@ def shared_flags(config: CommonConfig) -> dict[str, str]:
     values = config.flat()
     shared = {}
     for name, flag in flags_of(type(config)).items():
-        if not (flag.path or flag.environment or name in PLACES):
+        if not (flag.path or flag.environment or name in MACHINE_FLAGS):
             shared[f"--{name}"] = str(values[name])
     return shared
 

@@ -103,6 +103,12 @@ def new_record(step: str, command: list[str], seed: int, processes: int) -> RunR
     )
 
 
+def run_of_checkpoint(checkpoint: Path) -> Path:
+    """The folder of a checkpoint's run, in which `checkpoints` may be a link to another disk."""
+    run = Path(os.path.abspath(checkpoint)).parent.parent
+    return run if (run / "run.json").is_file() else checkpoint.resolve().parent.parent
+
+
 def package_versions() -> dict[str, str]:
     """The versions of those `PACKAGES` that are installed."""
     versions: dict[str, str] = {}

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a run that a checkpoint stores: counters and random states; and seeds of separate random streams."""
 
-import os
 import random
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,12 +36,6 @@ class Progress:
         """Whether two states of one run are the same: tensors change only together with numbers."""
         mine = (self.update, self.numbers, self.rollout)
         return mine == (other.update, other.numbers, other.rollout)
-
-
-def run_of_checkpoint(checkpoint: Path) -> Path:
-    """The folder of a checkpoint's run, in which `checkpoints` may be a link to another disk."""
-    run = Path(os.path.abspath(checkpoint)).parent.parent
-    return run if (run / "run.json").is_file() else checkpoint.resolve().parent.parent
 
 
 def has_steps(rollout: Json) -> bool:

@@ -165,8 +165,7 @@ class Loop:
                     self.train_epoch(total, bar)
 
             # 3. Save, then evaluate.
-            # One of a run that was stopped would be the newest, and a later start would train again from there.
-            if self.config.output.saves_checkpoints or self.checkpoints.exist():
+            if self.config.output.saves_checkpoints:
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
             with evaluation_after_saving(self.config.output.output_dir):
@@ -174,7 +173,8 @@ class Loop:
                     self.self_check()
                 result = self.evaluate()
         self.folders.describe_final()
-        self.checkpoints.name_best()
+        if self.config.output.saves_checkpoints:  # one that a stop wrote is best of nothing
+            self.checkpoints.name_best()
         self.algorithm.conclude(result)
         return result
 
