@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from dschat.base.errors import UserError
 from dschat.data.encoding import MarkedPrompt, encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.formats import NO_LAST_REPLY, NO_SOLUTION, PROMPT_MESSAGES
-from dschat.data.messages import WEIGHT, is_unwritten
+from dschat.data.messages import is_unwritten, trains_response
 from dschat.data.rows import BOTH_RESPONSES, ResponseColumn, Row, in_words
 
 if TYPE_CHECKING:
@@ -158,12 +158,6 @@ class EncodedRow:
         is_rejected_unwritten = self.rejected is not None and is_unwritten(self.row.rejected_message, self.rejected)
         return is_rejected_unwritten or is_unwritten(self.row.chosen_message, self.chosen)
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether step 1 trains on the response: unless its weight is 0."""
-        # Only a response with further fields is kept as a message; one of them may be its weight.
-        return (self.row.chosen_message or {}).get(WEIGHT) != 0
-
     def __len__(self) -> int:
         """Tokens of prompt and longer response."""
         return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids or ()))
@@ -293,14 +287,14 @@ def fit_demonstration(row: EncodedRow, limit: int) -> SFTExample | DropReason:
         return row.row.no_response  # of a dialogue without a last reply, the earlier turns can be trained on
     if is_unwritten(row.row.chosen_message, row.chosen):
         return NOTHING_WRITTEN
-    if not row.is_trained and not has_trained_turns:
+    if not trains_response(row.row) and not has_trained_turns:
         return NO_WEIGHT
     token_ids = [*row.prompt_ids, *row.chosen_ids]
     prompt_length = len(row.prompt_ids)
     targets = None  # all tokens of the response
     if has_trained_turns:
         prompt_length = row.prompt_targets.index(True)
-        targets = [*row.prompt_targets, *[row.is_trained] * len(row.chosen_ids)][prompt_length:limit]
+        targets = [*row.prompt_targets, *[trains_response(row.row)] * len(row.chosen_ids)][prompt_length:limit]
     response_ids = token_ids[prompt_length:limit]
     if not prompt_length:
         return EMPTY_PROMPT

@@ -333,6 +333,12 @@ def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def trains_response(row: Row) -> bool:
+    """Whether step 1 trains on the preferred response of a row: unless its weight is 0."""
+    # Only a response with further fields is kept as a message; one of them may be its weight.
+    return (row.chosen_message or {}).get(WEIGHT) != 0
+
+
 def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
     """Whether the text written for a message is blank though it holds something, such as tool calls or thoughts."""
     return message is not None and has_further_fields(message) and not text.strip()

@@ -21,7 +21,7 @@ from dschat.base.fingerprints import folder_stamp
 from dschat.base.jsonl import json_value, read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.messages import WEIGHT, message_text
+from dschat.data.messages import message_text, trains_response
 from dschat.data.notes import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.data.turn_end import response_texts
@@ -320,7 +320,7 @@ def read_and_answer(
             row["response_tokens"] = response.tokens
             row["finished"] = response.finished
             # With --train_on all a dialogue without a last reply, or with one of weight 0, has earlier turns.
-            if reference and (prompt.row.chosen_message or {}).get(WEIGHT) != 0:
+            if reference and trains_response(prompt.row):
                 row |= rouge(response.text, reference)
         entries.append({"number": prompt.index, "row": row})
     return entries

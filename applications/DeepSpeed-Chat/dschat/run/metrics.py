@@ -267,8 +267,8 @@ class MetricsLog:
             self._each(lambda tracker: tracker.show(update, samples[:SHOWN_SAMPLES]))
 
     def tracked_runs(self) -> list[str]:
-        """Names of the trackers with a run of their own that have all rows so far."""
-        return [tracker.name for tracker in self._trackers if tracker.run_id is not None]
+        """Names of the trackers that have all rows so far."""
+        return [tracker.name for tracker in self._trackers]
 
     def close(self) -> None:
         """Closes the trackers, and the file, whose rest a full disk may have no room for."""

@@ -122,8 +122,7 @@ class RunOutput:
 
             self._trackers = build_trackers(config, self.folder, plan)
         for tracker in self._trackers:
-            if tracker.run_id is not None:
-                self.record.tracker_runs[tracker.name] = tracker.run_id
+            self.record.tracker_runs[tracker.name] = tracker.run_id
 
     def begin(self) -> None:
         """Creates the folder if it does not exist, writes flags and record, and opens metrics and trackers.

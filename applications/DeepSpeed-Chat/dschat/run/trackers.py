@@ -39,8 +39,8 @@ class Tracker(Protocol):
     name: str  # value of --report_to
 
     @property
-    def run_id(self) -> str | None:
-        """Id of the tracker's run, by which `resume` finds it; None if the tracker needs none."""
+    def run_id(self) -> str:
+        """Id of the tracker's run, by which `resume` finds it."""
 
     def resume(self, run_id: str) -> None:
         """Continues the tracker's run of an earlier part of the run; called before `open`."""

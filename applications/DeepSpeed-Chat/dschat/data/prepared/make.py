@@ -27,7 +27,7 @@ from dschat.data.examples import (
     require_both_responses,
     require_responses,
 )
-from dschat.data.messages import WEIGHT
+from dschat.data.messages import WEIGHT, trains_response
 from dschat.data.notes import RESPONSES_OF_STEPS, warn_of_plain_prompts, warn_of_responses, warn_of_template
 from dschat.data.options import PrepareFlags, PrepareOptions
 from dschat.data.prepared.folder import INFO, SKIPPED, STAGES, Stage
@@ -167,7 +167,7 @@ def prepared_examples(
         row = encoded.row
         if encoded.is_unwritten:
             dropped[NOTHING_WRITTEN] += 1
-        elif not is_pair and not encoded.is_trained:
+        elif not is_pair and not trains_response(encoded.row):
             dropped[NO_WEIGHT] += 1
         else:
             examples.append(encoded if is_plain(row.extra) else replace(encoded, row=replace(row, extra={})))
