@@ -200,7 +200,7 @@ def test_a_finished_run_is_not_trained_again_from_where_it_was_stopped(group, tm
     assert "the best checkpoint" not in caplog.text, "the final models are later than the only one"
     (newest,) = (tmp_path / "checkpoints").iterdir()
     assert newest.name == "step-2"
-    with pytest.raises(UserError, match=f"has finished, after .* give --resume_from_checkpoint {newest}"):
+    with pytest.raises(UserError, match="holds a finished run .* or an earlier checkpoint to train again from there"):
         make(tmp_path, resume_from_checkpoint=True).checkpoints.load()
     assert make(tmp_path, resume_from_checkpoint=str(newest)).checkpoints.load().update == 2
 

@@ -57,9 +57,13 @@ def policy_result(rows: Sequence[Row]) -> Result:
     length = None
     if "response_tokens" in rows[0]:
         length = fmean(row["response_tokens"] for row in rows)
-        compared = [row for row in rows if "rouge1" in row]
-        for name in ROUGES if compared else ():
-            rouges[name] = bounded_interval([row[name] for row in compared], [1] * len(compared))
+        scores: dict[str, list[float]] = defaultdict(list)
+        for row in rows:
+            for name in ROUGES:
+                if name in row:
+                    scores[name].append(row[name])
+        for name, numbers in scores.items():
+            rouges[name] = bounded_interval(numbers, [1] * len(numbers))
     return {
         "model": rows[0]["model"],
         "update": rows[0]["update"],

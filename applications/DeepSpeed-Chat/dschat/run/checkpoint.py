@@ -344,8 +344,8 @@ class Checkpoints:
                 "would be lost. Give that checkpoint's own --output_dir, or a new one; --resume_from_checkpoint alone"
                 " goes on from the newest checkpoint of --output_dir."
             )
-        if requested == LATEST and candidates:
-            self._check_unfinished(candidates[0])
+        if requested == LATEST:
+            self._run.check_unfinished(_update_of(candidates[0]) if candidates else 0)
         problem = None
         for folder in candidates:
             manifest, problem = self._read(folder)
@@ -368,17 +368,6 @@ class Checkpoints:
                 " again, give another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint."
             )
         return None, {}
-
-    def _check_unfinished(self, newest: Path) -> None:
-        """Raises UserError if the run has finished after its newest checkpoint, which would train it again."""
-        record = broadcast_object(read_object(self._output_dir / "run.json"))
-        end = record.get("batches", {}).get("total_updates", 0)
-        if record.get("finished") is True and _update_of(newest) < end:
-            raise UserError(
-                f"--resume_from_checkpoint: the run in {self._output_dir} has finished, after {end} updates, and its"
-                f" newest checkpoint has {_update_of(newest)}. To train again from there, give"
-                f" --resume_from_checkpoint {newest}."
-            )
 
     def _is_own(self, folder: Path) -> bool:
         """Whether a checkpoint is in the run's folder, possibly as a link to another disk, or by way of a link."""

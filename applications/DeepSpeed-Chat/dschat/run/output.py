@@ -252,14 +252,18 @@ class RunOutput:
         }
         return {"seconds": self.metrics.seconds(), "record": record}
 
-    def start_over(self) -> None:
-        """Begins in a folder whose earlier run saved no checkpoint. Raises UserError if that run is finished."""
-        if broadcast_object(read_object(self.folder / "run.json").get("finished") is True):
+    def check_unfinished(self, saved_updates: int) -> None:
+        """Raises UserError if a run has finished here, later than its newest checkpoint, of so many updates."""
+        record = broadcast_object(read_object(self.folder / "run.json"))
+        if record.get("finished") is True and saved_updates < record["batches"]["total_updates"]:
             raise UserError(
-                f"--resume_from_checkpoint: {self.folder} holds a finished run without a checkpoint to continue "
-                "from. Give another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to"
-                " replace it."
+                f"--resume_from_checkpoint: {self.folder} holds a finished run without a checkpoint of its end to"
+                " continue from. Give another --output_dir, --overwrite_output_dir without --resume_from_checkpoint"
+                " to replace it, or an earlier checkpoint to train again from there."
             )
+
+    def start_over(self) -> None:
+        """Begins in a folder whose earlier run saved no checkpoint."""
         self._cut("", 0.0, 0)
 
     def load_state_dict(self, state: Json, metrics: str, update: int) -> None:

@@ -81,10 +81,7 @@ def load_step_data(
         if data is None and os.environ.get("LOCAL_RANK") == "0":
             data = loader.make()
     barrier()
-    if data is None:
-        data = loader.open(key)
-    if data is None:
-        data = loader.read()
+    data = data or loader.open(key) or loader.read()
     barrier()
     return data
 
